@@ -1,0 +1,25 @@
+"""Host. The errors users see: each message states the rule, the value that broke it, and the remedy."""
+
+
+class JaxspecError(Exception):
+    """Base of every error jaxspec raises on purpose."""
+
+
+class ConfigError(JaxspecError):
+    """A configuration key, value or combination that cannot work."""
+
+
+class WeightsError(JaxspecError):
+    """A checkpoint that is missing, corrupt, or does not fit the model it should fill."""
+
+
+class CapacityError(JaxspecError):
+    """A request or plan that needs more rows, pages or memory than there are."""
+
+
+class RequestError(JaxspecError):
+    """A request that is refused; `param` names the field at fault, as OpenAI's errors do."""
+
+    def __init__(self, message: str, *, param: str | None = None):
+        super().__init__(message)
+        self.param = param

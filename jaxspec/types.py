@@ -1,0 +1,54 @@
+"""Device. The axis key, and the pytrees that cross rooms.
+
+Axis letters, everywhere: an array's name ends in its axes, in this order.
+
+    B  rows (requests in a batch)      L  layers
+    K  drafts per row                  D  model width
+    J  verified positions, K + 1       F  feed-forward width
+    N  flattened drafts (padded)       Q  query heads
+    T  tokens of a row in one pass     G  key/value heads
+    V  vocabulary                      H  head size
+    P  pages in the pool               S  slots in a page
+    M  pages a row may hold            C  tokens a row may hold
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from flax import struct
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """One parameter before it exists: shardings, random weights, loading and memory estimates derive from it.
+
+    shape: sizes; dtype: a numpy/JAX dtype; axes: one logical axis name per dimension;
+    init_scale: standard deviation of random weights, 0.0 meaning ones (norms).
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    axes: tuple[str, ...]
+    init_scale: float = 0.02
+
+
+@struct.dataclass
+class Drafts:
+    """What a proposer guessed, at most K tokens a row.
+
+    logits_BKV is None when the drafts are a point mass (n-gram, greedy): q(draft) = 1. Otherwise
+    softmax(logits_BKV) is exactly the distribution the drafts were drawn from.
+    """
+
+    token_ids_BK: jax.Array  # i32, -1 past the row's count, never used as an index
+    counts_B: jax.Array  # i32, 0..K
+    logits_BKV: jax.Array | None = None
+
+
+@struct.dataclass
+class Verdict:
+    """What the target made of the drafts."""
+
+    token_ids_BJ: jax.Array  # i32: accepted drafts, then the recovered or bonus token, then -1
+    num_accepted_B: jax.Array  # i32, 0..counts_B
