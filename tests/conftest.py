@@ -1,0 +1,35 @@
+"""Host. One strict JAX for the whole suite: CPU with eight devices, no silent promotion, a kept compilation cache."""
+
+import hashlib
+import os
+import platform
+from pathlib import Path
+
+# NOTE: these are read once, when jax is first imported, so they come before any import of it.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+import jax
+from jaxtyping import install_import_hook
+
+# Every annotation in jaxspec, array shapes included, is checked at run time under pytest and only there.
+install_import_hook("jaxspec", "beartype.beartype")
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def _cpu_features() -> str:
+    """A digest of this CPU's instruction sets: compiled code of another CPU must not be loaded."""
+    cpuinfo = Path("/proc/cpuinfo")
+    text = cpuinfo.read_text() if cpuinfo.exists() else ""
+    flags = next((line for line in text.splitlines() if line.startswith(("flags", "Features"))), platform.processor())
+    return hashlib.sha256(f"{platform.machine()} {flags}".encode()).hexdigest()[:12]
+
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_compilation_cache_dir", str(ROOT / ".jaxspec_cache" / f"tests-{_cpu_features()}"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
