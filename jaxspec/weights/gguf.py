@@ -1,0 +1,148 @@
+"""Host. Reads a GGUF file: memory-mapped, quantised tensors dequantised row block by row block."""
+
+import math
+import os
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import ml_dtypes
+import numpy as np
+
+from jaxspec.config.gguf_header import GgufTensor, read_gguf_header
+from jaxspec.errors import WeightsError
+from jaxspec.weights.reader import TensorInfo
+
+# Values dequantised at a time: small enough to stay in the cache until they are cast, large enough to amortise numpy.
+BLOCK_VALUES = 1 << 18
+
+_PLAIN_DTYPES = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F64": np.dtype(np.float64),
+    "I8": np.dtype(np.int8),
+    "I16": np.dtype(np.int16),
+    "I32": np.dtype(np.int32),
+    "I64": np.dtype(np.int64),
+}
+
+
+class GgufReader:
+    """A Reader over one GGUF file; `metadata` holds its keys, arrays as lists."""
+
+    def __init__(self, path: str | os.PathLike[str]):
+        """Maps the file and checks that every tensor lies inside it, apart from the others.
+
+        Raises:
+          WeightsError: a corrupt or truncated file, or a tensor type that cannot be dequantised.
+        """
+        self.path = Path(path)
+        header = read_gguf_header(self.path)
+        self.metadata: dict[str, Any] = header.metadata
+        self._entries = header.tensors
+        self._places = {name: _place(self.path, name, tensor) for name, tensor in header.tensors.items()}
+        self.tensors = {
+            name: TensorInfo(tensor.shape, _PLAIN_DTYPES.get(self._places[name][0], np.dtype(np.float32)))
+            for name, tensor in header.tensors.items()
+        }
+        self._check_extents(header.file_bytes)
+        self._map: np.memmap | None = np.memmap(self.path, np.uint8, "r")
+
+    def read(self, name: str, dtype: np.dtype | None = None) -> np.ndarray:
+        """One tensor, cast to `dtype` if given; plain types are views of the file, quantised ones fresh arrays.
+
+        Raises:
+          WeightsError: no such tensor, or the reader is closed.
+        """
+        if self._map is None:
+            raise WeightsError(f"{self.path} is closed; read tensors before closing the reader")
+        if name not in self.tensors:
+            raise WeightsError(f"{self.path} has no tensor {name!r}; it has {len(self.tensors)} others")
+        info, (type_name, num_bytes) = self.tensors[name], self._places[name]
+        start = self._entries[name].offset
+        data = self._map[start : start + num_bytes]
+        if type_name in _PLAIN_DTYPES:
+            plain = data.view(info.dtype).reshape(info.shape)
+            return plain if dtype is None else plain.astype(dtype, copy=False)
+        return _dequantize(data, type_name, info.shape, np.dtype(np.float32) if dtype is None else np.dtype(dtype))
+
+    def close(self) -> None:
+        """Lets go of the file; arrays already read stay valid."""
+        self._map = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_extents(self, file_bytes: int) -> None:
+        end, previous = 0, ""
+        for name in sorted(self._entries, key=lambda name: (self._entries[name].offset, self._places[name][1])):
+            start = self._entries[name].offset
+            if start < end:
+                raise WeightsError(
+                    f"{self.path}: tensors {previous!r} and {name!r} overlap at byte {start}; "
+                    "the file is corrupt, fetch it again"
+                )
+            end, previous = start + self._places[name][1], name
+            if end > file_bytes:
+                raise WeightsError(
+                    f"{self.path}: tensor {name!r} ends at byte {end}, but the file ends at {file_bytes}; "
+                    "the file is truncated or corrupt, fetch it again"
+                )
+
+
+def _place(path: Path, name: str, tensor: GgufTensor) -> tuple[str, int]:
+    """(type name, bytes) of a tensor; refuses types without a dequantiser and rows that are not whole blocks."""
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    try:
+        ggml_type = GGMLQuantizationType(tensor.ggml_type)
+    except ValueError as error:
+        raise WeightsError(f"{path}: tensor {name!r} has unknown type {tensor.ggml_type}; requantise it") from error
+    if ggml_type.name not in _PLAIN_DTYPES and not _can_dequantize(ggml_type.name):
+        raise WeightsError(
+            f"{path}: tensor {name!r} has type {ggml_type.name}, which has no dequantiser; requantise it"
+        )
+    block_values, block_bytes = GGML_QUANT_SIZES[ggml_type]
+    if tensor.shape[-1] % block_values:
+        raise WeightsError(
+            f"{path}: rows of {name!r} must be multiples of {block_values} for {ggml_type.name}, "
+            f"got shape {list(tensor.shape)}; the file is corrupt, fetch it again"
+        )
+    return ggml_type.name, math.prod(tensor.shape) // block_values * block_bytes
+
+
+@cache
+def _can_dequantize(type_name: str) -> bool:
+    """Whether gguf knows this type, asked by dequantising one block of zeros."""
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    ggml_type = GGMLQuantizationType[type_name]
+    try:
+        dequantize(np.zeros((1, GGML_QUANT_SIZES[ggml_type][1]), np.uint8), ggml_type)
+    except NotImplementedError:
+        return False
+    return True
+
+
+def _dequantize(data: np.ndarray, type_name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    out = np.empty(shape, dtype)
+    if not out.size:
+        return out
+    rows_in = data.reshape(out.size // shape[-1], -1)
+    rows_out = out.reshape(-1, shape[-1])
+    rows_per_block = max(1, BLOCK_VALUES // shape[-1])
+    for start in range(0, len(rows_in), rows_per_block):
+        block = dequantize(rows_in[start : start + rows_per_block], GGMLQuantizationType[type_name])
+        rows_out[start : start + rows_per_block] = block
+    return out
