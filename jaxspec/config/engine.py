@@ -1,0 +1,81 @@
+"""Host. What a user may set: the engine's own keys, flat as vLLM's are, and the server's beside them."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from jaxspec.config.base import StrictConfig
+from jaxspec.config.speculative import SpeculativeConfig
+
+
+class EngineConfig(StrictConfig):
+    """Everything the engine is built from. None and "auto" are settled once, by `resolve`."""
+
+    TITLE: ClassVar[str] = "engine config"
+    NOT_YET: ClassVar[dict[str, Any]] = {
+        "tensor_parallel_size": 1,
+        "data_parallel_size": 1,
+        "pipeline_parallel_size": 1,
+        "enable_prefix_caching": False,
+        "enable_lora": False,
+        "quantization": None,
+        "kv_cache_dtype": "auto",
+        "load_format": "auto",
+        "revision": None,
+        "tokenizer_mode": "auto",
+        "trust_remote_code": False,
+        "hf_overrides": None,
+        "chat_template": None,
+        "generation_config": "auto",
+        "enforce_eager": False,
+        "disable_log_stats": False,
+        "swap_space": 0,
+        "cpu_offload_gb": 0,
+    }
+
+    model: str = Field(description="the target: an alias (smollm2-135m-instruct), hub name, folder or .gguf file")
+    tokenizer: str | None = Field(None, description="folder or .gguf file of the tokenizer; the model's own")
+    served_model_name: str | None = Field(None, description="name the server answers to; the model as given")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="weights and pages; auto: float32 for a float32 checkpoint, else bfloat16"
+    )
+    max_model_len: int | None = Field(
+        None, ge=2, description="longest prompt and answer together, in tokens; the model's limit, if it fits in memory"
+    )
+    max_num_seqs: int | None = Field(None, ge=1, description="rows decoded together; 8 on CPU, 64 elsewhere")
+    max_num_batched_tokens: int | None = Field(
+        None, ge=1, description="longest prefill chunk, in tokens; 256 on CPU, 2048 elsewhere"
+    )
+    block_size: int = Field(16, ge=1, le=1024, description="slots in a page of the cache, in tokens")
+    num_pages: int | None = Field(
+        None, ge=1, description="pages in the cache; what max_num_seqs rows need at most, if it fits in memory"
+    )
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0.0, le=1.0, description="share of the device's memory (the host's on CPU) to plan with"
+    )
+    seed: int = Field(0, ge=0, lt=2**32, description="root of the seeds of requests that bring none")
+    speculative_config: SpeculativeConfig | None = Field(
+        None, description="how tokens are guessed, as JSON; null decodes plainly"
+    )
+    rounds_per_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        "auto", description="decode rounds on the device before the host looks; 1 on CPU, 8 elsewhere"
+    )
+    compilation_cache_dir: str | None = Field(
+        "auto", description="folder of compiled programs, null for none; auto: jaxspec's folder in the user's cache"
+    )
+    implementation: Literal["auto", "reference", "pallas"] = Field(
+        "auto", description="form of the kernels; auto: reference on CPU, pallas elsewhere"
+    )
+
+
+class ServerConfig(StrictConfig):
+    """Where and how the HTTP server listens."""
+
+    TITLE: ClassVar[str] = "server config"
+    NOT_YET: ClassVar[dict[str, Any]] = {"ssl_keyfile": None, "ssl_certfile": None, "root_path": None}
+
+    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 opens it to the network")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    api_key: str | None = Field(None, min_length=1, description="bearer token that /v1 requests must bring")
+    max_body_bytes: int = Field(4 * 2**20, ge=1024, description="largest request body, in bytes; beyond it HTTP 413")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="how much is logged")

@@ -1,0 +1,126 @@
+"""Host. From YAML files and command-line flags to checked configs: every config field is a flag, later words win."""
+
+import argparse
+import difflib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from jaxspec.config.base import StrictConfig, describe, reject_unknown
+from jaxspec.errors import ConfigError
+
+Config = TypeVar("Config", bound=StrictConfig)
+
+# Flags known from vLLM's articles and scripts -> the key of speculative_config they set.
+SPECULATIVE_FLAGS = {
+    "--draft-model": "model",
+    "--speculative-method": "method",
+    "--num-speculative-tokens": "num_speculative_tokens",
+    "--ngram-prompt-lookup-max": "prompt_lookup_max",
+    "--ngram-prompt-lookup-min": "prompt_lookup_min",
+}
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """The keys of one YAML file, written with underscores or, as on the command line, with dashes."""
+    try:
+        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read config file {str(path)!r} ({error.strerror}); give an existing file") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config file {str(path)!r} is not YAML: {error}") from None
+    if data is None:
+        return {}
+    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+        raise ConfigError(f"config file {str(path)!r} must hold 'key: value' lines, got {type(data).__name__}")
+    return {key.replace("-", "_"): value for key, value in data.items()}
+
+
+def add_flags(parser: argparse.ArgumentParser, kinds: Sequence[type[StrictConfig]]) -> None:
+    """Add `--config FILE` (repeatable), one flag for each field of `kinds`, and the speculative shorthands."""
+    parser.add_argument(
+        "--config", action="append", default=[], metavar="FILE", help="YAML file of these keys; later files win"
+    )
+    for kind in kinds:
+        group = parser.add_argument_group(kind.TITLE)
+        for name, field in kind.model_fields.items():
+            help_text = (field.description or "").replace("%", "%%")
+            group.add_argument(_flag(name), dest=name, default=argparse.SUPPRESS, metavar="VALUE", help=help_text)
+    if any("speculative_config" in kind.model_fields for kind in kinds):
+        group = parser.add_argument_group("shorthands for keys of --speculative-config")
+        for flag, key in SPECULATIVE_FLAGS.items():
+            group.add_argument(flag, dest=f"speculative.{key}", default=argparse.SUPPRESS, metavar="VALUE", help=key)
+
+
+def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+    """Parse argv; a flag that does not exist is a ConfigError with near matches."""
+    args, unknown = parser.parse_known_args(argv)
+    for word in unknown:
+        if not word.startswith("-"):
+            raise ConfigError(f"unexpected argument {word!r}; values belong to flags, see --help")
+        flag = word.partition("=")[0]
+        flags = sorted(flag for action in parser._actions for flag in action.option_strings)
+        near = difflib.get_close_matches(flag, flags, n=3, cutoff=0.6)
+        raise ConfigError(f"unknown flag {flag!r}; {f'did you mean {near}?' if near else 'see --help'}")
+    return args
+
+
+def build(kinds: Sequence[type[Config]], args: argparse.Namespace) -> list[Config]:
+    """The configs that files and flags describe together, one for each of `kinds`."""
+    data: dict[str, Any] = {}
+    for path in args.config:
+        data |= read_yaml(path)
+    data |= _flag_values(kinds, vars(args))
+    given = {key: vars(args).get(f"speculative.{key}") for key in SPECULATIVE_FLAGS.values()}
+    shorthands = {key: text for key, text in given.items() if text is not None}
+    if shorthands:
+        data["speculative_config"] = _with_shorthands(data.get("speculative_config") or {}, shorthands)
+    return split(kinds, data)
+
+
+def split(kinds: Sequence[type[Config]], data: Mapping[str, Any]) -> list[Config]:
+    """One config for each of `kinds` from keys that share a namespace. A key that none knows is an error."""
+    known: set[str] = set().union(*(_keys(kind) for kind in kinds))
+    reject_unknown(data, known, "config")
+    return [kind(**{key: value for key, value in data.items() if key in _keys(kind)}) for kind in kinds]
+
+
+def _keys(kind: type[StrictConfig]) -> Iterable[str]:
+    return {*kind.model_fields, *kind.NOT_YET}
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _flag_values(kinds: Sequence[type[StrictConfig]], args: Mapping[str, Any]) -> dict[str, Any]:
+    """Text of the flags that were given -> values of their fields' types."""
+    return {name: _value(kind, name, args[name]) for kind in kinds for name in kind.model_fields if name in args}
+
+
+def _value(kind: type[StrictConfig], name: str, text: str) -> Any:
+    field = kind.model_fields[name]
+    if text in ("null", "None") and type(None) in get_args(field.annotation):
+        return None
+    if name == "speculative_config":
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{_flag(name)} must be JSON ({error}), got {text!r}; quote it for the shell") from None
+    try:
+        # Lax, since flags are text; the config's own strict check and its bounds come after.
+        return TypeAdapter(field.annotation).validate_python(text, strict=False)
+    except ValidationError as error:
+        raise ConfigError(f"{_flag(name)}: {describe(error, kind.TITLE)}") from None
+
+
+def _with_shorthands(base: Mapping[str, Any], shorthands: Mapping[str, str]) -> dict[str, Any]:
+    """`base` with the shorthands' keys; a draft model named on the command line outweighs a file's method."""
+    merged = dict(base)
+    if "model" in shorthands and "method" not in shorthands:
+        merged.pop("method", None)
+    return merged | {key: int(text) if key != "model" and text.isdigit() else text for key, text in shorthands.items()}

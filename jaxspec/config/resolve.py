@@ -1,0 +1,226 @@
+"""Host. One pure function that settles every "auto" of a config for one machine and one model, and logs each choice."""
+
+import logging
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from jaxspec.config.engine import EngineConfig
+from jaxspec.config.hardware import HardwareFacts
+from jaxspec.config.model import ModelConfig
+from jaxspec.config.speculative import SpeculativeConfig
+from jaxspec.errors import CapacityError, ConfigError
+
+logger = logging.getLogger(__name__)
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+Dtype = Literal["float32", "bfloat16"]
+Rule = Literal["standard", "coupled"]
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """The models a config is settled for: their descriptions, and how many parameters each has."""
+
+    target: ModelConfig
+    num_parameters: int
+    draft: ModelConfig | None = None
+    num_draft_parameters: int = 0
+
+
+class ResolvedSpeculative(BaseModel):
+    """A `SpeculativeConfig` with nothing left open; fields mean what they mean there."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    method: Literal["ngram", "draft_model", "custom"]
+    model: str | None
+    num_speculative_tokens: int
+    prompt_lookup_min: int
+    prompt_lookup_max: int
+    prompt_lookup_match: Literal["earliest", "latest"]
+    draft_sample_method: Literal["greedy", "probabilistic"]
+    rejection_sample_method: Rule
+    max_model_len: int
+
+
+class ResolvedConfig(BaseModel):
+    """An `EngineConfig` with nothing left open; fields mean what they mean there."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    platform: str
+    model: str
+    tokenizer: str
+    served_model_name: str
+    dtype: Dtype
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    num_pages: int
+    seed: int
+    speculative_config: ResolvedSpeculative | None
+    rounds_per_batch: int
+    compilation_cache_dir: str | None
+    implementation: Literal["reference", "pallas"]
+
+    @property
+    def pages_per_row(self) -> int:
+        """Pages that the longest possible request fills."""
+        return -(-self.max_model_len // self.block_size)
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """Drafts a row in a round; 0 without speculation."""
+        return self.speculative_config.num_speculative_tokens if self.speculative_config else 0
+
+
+def resolve(config: EngineConfig, hardware: HardwareFacts, models: ModelFacts) -> ResolvedConfig:
+    """Settle `config` for this machine and these models.
+
+    Raises: ConfigError for a value that contradicts the model, CapacityError when not one request fits in memory.
+    """
+    on_cpu = hardware.platform == "cpu"
+    dtype: Dtype = config.dtype if config.dtype != "auto" else _dtype(models.target)
+    max_num_seqs = config.max_num_seqs or _chose("max_num_seqs", 8 if on_cpu else 64, hardware.platform)
+    most_pages = _pages_in_memory(config, hardware, models, ITEM_BYTES[dtype])
+    max_model_len = _max_model_len(config, models.target, most_pages)
+    return ResolvedConfig(
+        platform=hardware.platform,
+        model=config.model,
+        tokenizer=config.tokenizer or config.model,
+        served_model_name=config.served_model_name or config.model,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=_max_num_batched_tokens(config, hardware, max_model_len),
+        block_size=config.block_size,
+        num_pages=_num_pages(config, max_model_len, max_num_seqs, most_pages),
+        seed=config.seed,
+        speculative_config=_speculative(config.speculative_config, models, max_model_len),
+        rounds_per_batch=(
+            _chose("rounds_per_batch", 1 if on_cpu else 8, hardware.platform)
+            if config.rounds_per_batch == "auto"
+            else config.rounds_per_batch
+        ),
+        compilation_cache_dir=_compilation_cache_dir(config, hardware),
+        implementation=(
+            _chose("implementation", "reference" if on_cpu else "pallas", hardware.platform)
+            if config.implementation == "auto"
+            else config.implementation
+        ),
+    )
+
+
+def page_bytes(model: ModelConfig, block_size: int, item_bytes: int) -> int:
+    """Bytes of one page over all layers: keys and values of `block_size` tokens."""
+    return model.num_layers * block_size * 2 * model.num_kv_heads * model.head_dim * item_bytes
+
+
+def _chose(key, value, because):
+    logger.info("%s: %s (%s)", key, value, because)
+    return value
+
+
+def _dtype(target: ModelConfig) -> Dtype:
+    return _chose("dtype", "float32" if target.dtype == "float32" else "bfloat16", f"checkpoint is {target.dtype}")
+
+
+def _pages_in_memory(config: EngineConfig, hardware: HardwareFacts, models: ModelFacts, item_bytes: int) -> int:
+    """Pages that fit beside the weights. A draft's pool has as many pages as the target's: same table, same ids."""
+    plan_bytes = int(hardware.memory_bytes * config.gpu_memory_utilization)
+    weight_bytes = (models.num_parameters + models.num_draft_parameters) * item_bytes
+    a_page_bytes = sum(
+        page_bytes(model, config.block_size, item_bytes) for model in (models.target, models.draft) if model
+    )
+    num_pages = (plan_bytes - weight_bytes) // a_page_bytes
+    if num_pages < 1:
+        raise CapacityError(
+            f"weights of {weight_bytes} bytes and one page of {a_page_bytes} exceed the {plan_bytes} bytes planned "
+            f"({config.gpu_memory_utilization=} of {hardware.memory_bytes}); take a smaller model or dtype bfloat16"
+        )
+    return num_pages
+
+
+def _max_model_len(config: EngineConfig, target: ModelConfig, most_pages: int) -> int:
+    limit = target.max_position_embeddings
+    most_tokens = (min(most_pages, config.num_pages) if config.num_pages else most_pages) * config.block_size
+    if config.max_model_len is None:
+        because = "the model's limit" if limit <= most_tokens else "what one row can hold in the pages there are"
+        return _chose("max_model_len", min(limit, most_tokens), because)
+    if config.max_model_len > limit:
+        raise ConfigError(
+            f"max_model_len={config.max_model_len} must not exceed the model's limit of {limit} positions; lower it"
+        )
+    if config.max_model_len > most_tokens:
+        raise CapacityError(
+            f"max_model_len={config.max_model_len} needs more than the {most_tokens} tokens that the cache can hold; "
+            f"lower it, or raise num_pages or gpu_memory_utilization"
+        )
+    return config.max_model_len
+
+
+def _max_num_batched_tokens(config: EngineConfig, hardware: HardwareFacts, max_model_len: int) -> int:
+    if config.max_num_batched_tokens is not None:
+        return min(config.max_num_batched_tokens, max_model_len)
+    most = 256 if hardware.platform == "cpu" else 2048
+    return _chose("max_num_batched_tokens", min(most, max_model_len), hardware.platform)
+
+
+def _num_pages(config: EngineConfig, max_model_len: int, max_num_seqs: int, most_pages: int) -> int:
+    if config.num_pages is not None:
+        if config.num_pages > most_pages:
+            raise CapacityError(
+                f"num_pages={config.num_pages} exceeds the {most_pages} pages that fit in memory; lower it"
+            )
+        return config.num_pages
+    wanted = max_num_seqs * -(-max_model_len // config.block_size)
+    because = "every row at full length" if wanted <= most_pages else "what fits in memory"
+    return _chose("num_pages", min(wanted, most_pages), because)
+
+
+def _speculative(
+    config: SpeculativeConfig | None, models: ModelFacts, max_model_len: int
+) -> ResolvedSpeculative | None:
+    if config is None:
+        return None
+    if config.method == "draft_model" and models.draft is None:
+        raise ConfigError("method 'draft_model' needs the draft's description; load its config first")
+    draft_limit = models.draft.max_position_embeddings if models.draft else max_model_len
+    if config.max_model_len is not None and config.max_model_len > min(draft_limit, max_model_len):
+        raise ConfigError(
+            f"speculative_config max_model_len={config.max_model_len} must not exceed the draft's {draft_limit} "
+            f"nor the target's {max_model_len}; lower it"
+        )
+    rule: Rule
+    if config.rejection_sample_method == "auto":
+        point_mass = config.drafts_are_point_mass
+        because = "drafts are a point mass" if point_mass else "drafts come with their distribution"
+        rule = _chose("rejection_sample_method", "coupled" if point_mass else "standard", because)
+    else:
+        rule = config.rejection_sample_method
+    return ResolvedSpeculative(
+        method=config.method,
+        model=config.model,
+        num_speculative_tokens=config.num_speculative_tokens,
+        prompt_lookup_min=config.prompt_lookup_min,
+        prompt_lookup_max=config.prompt_lookup_max,
+        prompt_lookup_match=config.prompt_lookup_match,
+        draft_sample_method=config.draft_sample_method,
+        rejection_sample_method=rule,
+        max_model_len=config.max_model_len or min(draft_limit, max_model_len),
+    )
+
+
+def _compilation_cache_dir(config: EngineConfig, hardware: HardwareFacts) -> str | None:
+    """One folder a CPU feature set: XLA's compiled CPU code must not be loaded on a lesser CPU."""
+    if config.compilation_cache_dir is None:
+        return None
+    root = config.compilation_cache_dir
+    if root == "auto":
+        if hardware.cache_home is None:
+            return _chose("compilation_cache_dir", None, "no cache folder to write to")
+        root = _chose("compilation_cache_dir", f"{hardware.cache_home}/jaxspec", "the user's cache folder")
+    return f"{root}/{hardware.platform}-{hardware.cpu_features}"

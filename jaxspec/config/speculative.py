@@ -1,0 +1,146 @@
+"""Host. What `speculative_config` may say: vLLM's keys and defaults; an unbuilt key is refused by name."""
+
+import logging
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from jaxspec.config.base import StrictConfig
+from jaxspec.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+MAX_SPECULATIVE_TOKENS = 128
+DEFAULT_LOOKUP = 5
+
+# Spellings people bring along, and what they mean here.
+METHOD_ALIASES = {"[ngram]": "ngram", "ngram_gpu": "ngram"}
+METHODS_NOT_YET = (
+    "eagle", "eagle3", "mtp", "medusa", "mlp_speculator", "suffix", "dflash", "dspark", "custom_class",
+)  # fmt: skip
+RULES_NOT_YET = ("block", "synthetic")
+RULE_ALIASES = {"strict": "standard"}
+
+
+class SpeculativeConfig(StrictConfig):
+    """How tokens are guessed and how guesses are judged. Keys are vLLM's where vLLM has one."""
+
+    TITLE: ClassVar[str] = "speculative_config"
+    NOT_YET: ClassVar[dict[str, Any]] = {
+        "quantization": None,
+        "moe_backend": None,
+        "attention_backend": None,
+        "kv_cache_dtype": None,
+        "revision": None,
+        "code_revision": None,
+        "enforce_eager": None,
+        "draft_load_config": None,
+        "index_share_for_mtp_iteration": None,
+        "disable_padded_drafter_batch": False,
+        "disable_eagle_block_drop": False,
+        "use_local_argmax_reduction": False,
+        "use_heterogeneous_vocab": False,
+        "parallel_drafting": False,
+        "num_speculative_tokens_per_batch_size": None,
+        "suffix_decoding_max_tree_depth": 24,
+        "suffix_decoding_max_cached_requests": 10000,
+        "suffix_decoding_max_spec_factor": 1.0,
+        "suffix_decoding_min_token_prob": 0.1,
+        "synthetic_acceptance_rate": None,
+        "synthetic_acceptance_rates": None,
+        "synthetic_acceptance_length": None,
+        "enable_adaptive_verification": False,
+        "dspark_draft_topk": None,
+    }
+
+    method: Literal["ngram", "draft_model", "custom"] = Field(
+        description="who guesses: ngram (copies from the context), draft_model (a small model), custom (a proposer "
+        "handed to the engine); by default draft_model when a model is given"
+    )
+    model: str | None = Field(None, description="the draft model: alias, hub name, folder or .gguf file")
+    num_speculative_tokens: int = Field(
+        ge=1, le=MAX_SPECULATIVE_TOKENS, description="drafts a row in a round, in tokens; required"
+    )
+    prompt_lookup_max: int = Field(
+        DEFAULT_LOOKUP, ge=1, description="ngram: longest suffix looked up, in tokens; 5, or prompt_lookup_min"
+    )
+    prompt_lookup_min: int = Field(
+        DEFAULT_LOOKUP, ge=1, description="ngram: shortest suffix looked up, in tokens; 5, or prompt_lookup_max"
+    )
+    prompt_lookup_match: Literal["earliest", "latest"] = Field(
+        "earliest", description="ngram: which of several equally long matches to copy from; vLLM takes the earliest"
+    )
+    draft_sample_method: Literal["greedy", "probabilistic"] = Field(
+        "greedy", description="draft_model: take the likeliest token, or draw from the draft's distribution"
+    )
+    rejection_sample_method: Literal["auto", "standard", "coupled"] = Field(
+        "auto", description="the rule that judges sampled drafts; auto: coupled for point-mass drafts, else standard"
+    )
+    max_model_len: int | None = Field(
+        None, ge=1, description="draft_model: longest context of the draft, in tokens; the smaller of draft and target"
+    )
+    draft_tensor_parallel_size: int | None = Field(None, ge=1, description="devices a draft model is split over; 1")
+
+    @classmethod
+    def normalize(cls, data: dict[str, Any]) -> dict[str, Any]:
+        if "tensor_parallel_size" in data:
+            raise ConfigError(
+                "speculative_config key 'tensor_parallel_size' is the target's; use 'draft_tensor_parallel_size'"
+            )
+        data["method"] = _method(data.get("method"), data.get("model"))
+        if data["method"] == "ngram" and data.get("model") in ("ngram", "[ngram]"):
+            data["model"] = None  # vLLM's other way to say the same
+        rule = data.get("rejection_sample_method")
+        if rule in RULES_NOT_YET or rule == "probabilistic":
+            raise ConfigError(
+                f"rejection_sample_method {rule!r} is not supported yet; use 'auto', 'standard' or 'coupled'"
+            )
+        if rule in RULE_ALIASES:
+            data["rejection_sample_method"] = RULE_ALIASES[rule]
+        if "num_speculative_tokens" not in data:
+            raise ConfigError("speculative_config needs 'num_speculative_tokens', the drafts a row; 4 is a good start")
+        return _fill_lookup(data)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "SpeculativeConfig":
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ConfigError(
+                f"prompt_lookup_min={self.prompt_lookup_min} must not exceed "
+                f"prompt_lookup_max={self.prompt_lookup_max}; lower the one or raise the other"
+            )
+        if self.method == "draft_model" and self.model is None:
+            raise ConfigError("method 'draft_model' needs 'model', the draft's alias, hub name, folder or .gguf file")
+        if self.method == "ngram" and self.model is not None:
+            raise ConfigError(f"method 'ngram' loads no model, got model={self.model!r}; drop one of the two")
+        if self.draft_tensor_parallel_size not in (None, 1):
+            raise ConfigError(
+                f"draft_tensor_parallel_size={self.draft_tensor_parallel_size} is not supported yet; leave it out"
+            )
+        return self
+
+    @property
+    def drafts_are_point_mass(self) -> bool:
+        """Whether a draft is the only token its proposer would have given: q(draft) = 1."""
+        return self.draft_sample_method == "greedy" or self.method == "ngram"
+
+
+def _method(method: Any, model: Any) -> str:
+    """The method asked for, or the one the other keys imply. Names of models and folders never matter."""
+    if method is None:
+        if model is None:
+            raise ConfigError("speculative_config needs 'method' ('ngram', 'draft_model') or 'model', a draft model")
+        return "ngram" if model in ("ngram", "[ngram]") else "draft_model"
+    if method in METHODS_NOT_YET or str(method).endswith("_mtp"):
+        raise ConfigError(f"speculative method {method!r} is not supported yet; use 'ngram' or 'draft_model'")
+    if method in METHOD_ALIASES:
+        logger.info("speculative method %r means %r here", method, METHOD_ALIASES[method])
+        return METHOD_ALIASES[method]
+    return method
+
+
+def _fill_lookup(data: dict[str, Any]) -> dict[str, Any]:
+    """vLLM's rule: with one bound given the other equals it, with none both are 5. None means not given."""
+    given = {key: data[key] for key in ("prompt_lookup_min", "prompt_lookup_max") if data.get(key) is not None}
+    for key in ("prompt_lookup_min", "prompt_lookup_max"):
+        data[key] = given.get(key, next(iter(given.values()), DEFAULT_LOOKUP))
+    return data

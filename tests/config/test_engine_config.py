@@ -1,0 +1,117 @@
+"""Host. The configs take vLLM's keys, refuse the rest by name, and fill defaults as vLLM does."""
+
+import pytest
+
+from jaxspec.config.engine import EngineConfig, ServerConfig
+from jaxspec.config.speculative import SpeculativeConfig
+from jaxspec.errors import ConfigError
+
+
+def test_defaults_are_open_until_resolved():
+    config = EngineConfig(model="m")
+    assert (config.dtype, config.block_size, config.max_model_len, config.speculative_config) == (
+        "auto",
+        16,
+        None,
+        None,
+    )
+
+
+def test_a_dict_becomes_a_speculative_config():
+    config = EngineConfig(model="m", speculative_config={"method": "ngram", "num_speculative_tokens": 4})
+    assert isinstance(config.speculative_config, SpeculativeConfig)
+    assert config.speculative_config.num_speculative_tokens == 4
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, (5, 5)), ({"prompt_lookup_max": 4}, (4, 4)), ({"prompt_lookup_min": 2}, (2, 2)),
+     ({"prompt_lookup_min": 2, "prompt_lookup_max": 4}, (2, 4)), ({"prompt_lookup_min": None}, (5, 5))],
+)  # fmt: skip
+def test_lookup_bounds_default_as_in_vllm(given, expected):
+    config = SpeculativeConfig(method="ngram", num_speculative_tokens=3, **given)
+    assert (config.prompt_lookup_min, config.prompt_lookup_max) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "method"),
+    [({"method": "ngram"}, "ngram"), ({"method": "[ngram]"}, "ngram"), ({"method": "ngram_gpu"}, "ngram"),
+     ({"model": "ngram"}, "ngram"), ({"model": "[ngram]"}, "ngram"), ({"model": "org/eagle3-head"}, "draft_model"),
+     ({"model": "llama3.awq"}, "draft_model"), ({"method": "draft_model", "model": "x"}, "draft_model")],
+)  # fmt: skip
+def test_method_comes_from_keys_never_from_a_name(given, method):
+    config = SpeculativeConfig(num_speculative_tokens=3, **given)
+    assert config.method == method
+    assert (config.model is None) == (method == "ngram")
+
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"method": "ngram"}, "num_speculative_tokens"),
+        ({"num_speculative_tokens": 4}, "'method'"),
+        (NGRAM | {"num_speculative_tokens": 0}, "greater than or equal to 1"),
+        (NGRAM | {"num_speculative_tokens": 129}, "129"),
+        (NGRAM | {"num_speculative_tokens": "4"}, "valid integer"),
+        (NGRAM | {"num_speculative_tokens": True}, "True"),
+        (NGRAM | {"prompt_lookup_min": 5, "prompt_lookup_max": 2}, "prompt_lookup_min=5"),
+        (NGRAM | {"prompt_lookup_min": 0}, "prompt_lookup_min"),
+        (NGRAM | {"model": "some/model"}, "loads no model"),
+        (NGRAM | {"prompt_lookup_maxx": 2}, "did you mean 'prompt_lookup_max'"),
+        (NGRAM | {"tensor_parallel_size": 2}, "draft_tensor_parallel_size"),
+        (NGRAM | {"draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size=2 is not supported yet"),
+        (NGRAM | {"parallel_drafting": True}, "'parallel_drafting' is not supported yet"),
+        (NGRAM | {"use_heterogeneous_vocab": 0}, "'use_heterogeneous_vocab' is not supported yet"),
+        (NGRAM | {"num_speculative_tokens_per_batch_size": [[1, 4, 3]]}, "not supported yet"),
+        (NGRAM | {"rejection_sample_method": "block"}, "'block' is not supported yet"),
+        (NGRAM | {"rejection_sample_method": "synthetic"}, "'synthetic' is not supported yet"),
+        (NGRAM | {"rejection_sample_method": "fast"}, "'standard'"),
+        ({"method": "draft_model", "num_speculative_tokens": 4}, "needs 'model'"),
+        ({"method": "eagle3", "model": "m", "num_speculative_tokens": 4}, "'eagle3' is not supported yet"),
+        ({"method": "deepseek_mtp", "num_speculative_tokens": 4}, "'deepseek_mtp' is not supported yet"),
+        ({"method": "ngrams", "num_speculative_tokens": 4}, "'ngrams'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_an_error_that_names_itself(given, says):
+    with pytest.raises(ConfigError) as caught:
+        SpeculativeConfig(**given)
+    assert says in str(caught.value)
+
+
+def test_neutral_values_of_unbuilt_keys_ask_for_nothing():
+    config = SpeculativeConfig(**NGRAM, parallel_drafting=False, suffix_decoding_max_tree_depth=24, quantization=None)
+    assert config == SpeculativeConfig(**NGRAM)
+
+
+def test_strict_is_the_old_name_of_standard():
+    assert SpeculativeConfig(**NGRAM, rejection_sample_method="strict").rejection_sample_method == "standard"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [({}, "'model'"), ({"model": "m", "max_model_lenn": 5}, "'max_model_len'"),
+     ({"model": "m", "block_size": 0}, "block_size"),
+     ({"model": "m", "max_num_seqs": True}, "max_num_seqs"), ({"model": "m", "dtype": "float16"}, "float16"),
+     ({"model": "m", "seed": -1}, "seed"), ({"model": "m", "rounds_per_batch": 0}, "rounds_per_batch"),
+     ({"model": "m", "gpu_memory_utilization": float("nan")}, "gpu_memory_utilization"),
+     ({"model": "m", "pipeline_parallel_size": 2}, "'pipeline_parallel_size' is not supported yet"),
+     ({"model": "m", "speculative_config": "ngram"}, "speculative_config")],
+)  # fmt: skip
+def test_engine_config_refuses_by_name(given, says):
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig(**given)
+    assert says in str(caught.value)
+
+
+def test_configs_are_frozen():
+    with pytest.raises(Exception, match="frozen"):
+        EngineConfig(model="m").block_size = 4
+
+
+@pytest.mark.parametrize("kind", [EngineConfig, ServerConfig, SpeculativeConfig])
+def test_every_field_says_what_it_is(kind):
+    assert [name for name, field in kind.model_fields.items() if not field.description] == []
+    assert not set(kind.NOT_YET) & set(kind.model_fields)

@@ -1,0 +1,110 @@
+"""Host. Files and flags build the same configs, later words win, and a wrong word names its neighbours."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from jaxspec.config.engine import EngineConfig, ServerConfig
+from jaxspec.config.load import add_flags, build, parse_flags
+from jaxspec.errors import ConfigError
+
+KINDS = (EngineConfig, ServerConfig)
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+
+
+def from_words(*words):
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_flags(parser, KINDS)
+    return build(KINDS, parse_flags(parser, words))
+
+
+def write(path, text):
+    path.write_text(text)
+    return str(path)
+
+
+def test_every_field_is_a_flag():
+    parser = argparse.ArgumentParser()
+    add_flags(parser, KINDS)
+    flags = {flag for action in parser._actions for flag in action.option_strings}
+    assert flags >= {f"--{name.replace('_', '-')}" for kind in KINDS for name in kind.model_fields}
+    parser.format_help()  # a stray % in a description would raise
+
+
+def test_flags_become_typed_values():
+    engine, server = from_words(
+        "--model", "m", "--max-model-len", "128", "--rounds-per-batch", "3", "--gpu-memory-utilization", "0.5",
+        "--dtype", "bfloat16", "--compilation-cache-dir", "null", "--port", "9000",
+        "--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}',
+    )  # fmt: skip
+    assert (engine.max_model_len, engine.rounds_per_batch, engine.gpu_memory_utilization) == (128, 3, 0.5)
+    assert (engine.dtype, engine.compilation_cache_dir, server.port) == ("bfloat16", None, 9000)
+    assert engine.speculative_config.num_speculative_tokens == 2
+
+
+def test_the_article_s_flags_are_shorthands():
+    engine, _ = from_words(
+        "--model", "m", "--speculative-method", "ngram", "--num-speculative-tokens", "5",
+        "--ngram-prompt-lookup-max", "3",
+    )  # fmt: skip
+    assert engine.speculative_config.model_dump(include={"method", "num_speculative_tokens", "prompt_lookup_max"}) == {
+        "method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 3}  # fmt: skip
+    engine, _ = from_words("--model", "m", "--draft-model", "d", "--num-speculative-tokens", "5")
+    assert (engine.speculative_config.method, engine.speculative_config.model) == ("draft_model", "d")
+
+
+def test_later_files_win_and_flags_win_over_files(tmp_path):
+    base = write(
+        tmp_path / "a.yaml",
+        "model: m\nmax-num-seqs: 2\nport: 1\nspeculative_config: {method: ngram, num_speculative_tokens: 4}\n",
+    )
+    overlay = write(tmp_path / "b.yaml", "max_num_seqs: 3\nseed: 9\n")
+    engine, server = from_words("--config", base, "--config", overlay, "--seed", "10", "--num-speculative-tokens", "7")
+    assert (engine.max_num_seqs, engine.seed, server.port) == (3, 10, 1)
+    assert engine.speculative_config.num_speculative_tokens == 7
+    engine, _ = from_words("--config", base, "--speculative-config", "null")
+    assert engine.speculative_config is None
+    engine, _ = from_words("--config", base, "--draft-model", "d")
+    assert engine.speculative_config.method == "draft_model"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--model", "m", "--max-model-length", "5"], "--max-model-len"),
+        (["--model", "m", "--draft", "x"], "--draft-model"),
+        (["--model", "m", "extra"], "'extra'"),
+        (["--model", "m", "--max-model-len", "many"], "--max-model-len"),
+        (["--model", "m", "--speculative-config", "{method: ngram}"], "must be JSON"),
+        (["--model", "m", "--speculative-config", "[]"], "speculative_config"),
+        (
+            ["--model", "m", "--speculative-method", "eagle3", "--num-speculative-tokens", "2"],
+            "'eagle3' is not supported yet",
+        ),
+        (["--model", "m", "--draft-model", "d", "--num-speculative-tokens", "four"], "'four'"),
+        (["--config", "missing.yaml"], "missing.yaml"),
+        (["--port", "80"], "'model'"),
+    ],
+)
+def test_wrong_words_are_errors(words, says):
+    with pytest.raises(ConfigError) as caught:
+        from_words(*words)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("model: [", "not YAML"), ("- a\n- b\n", "key: value"), ("modle: m\n", "did you mean 'model'"),
+     ("1: 2\n", "key: value"),
+     ("model: 3\n", "valid string"), ("model: m\nmax_num_seqs: '3'\n", "max_num_seqs")],
+)  # fmt: skip
+def test_bad_files_are_errors(tmp_path, text, says):
+    with pytest.raises(ConfigError) as caught:
+        from_words("--config", write(tmp_path / "c.yaml", text))
+    assert says in str(caught.value)
+
+
+def test_an_empty_file_says_nothing(tmp_path):
+    engine, _ = from_words("--model", "m", "--config", write(tmp_path / "c.yaml", "# nothing\n"))
+    assert engine == EngineConfig(model="m")

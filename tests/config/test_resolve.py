@@ -1,0 +1,139 @@
+"""Host. resolve() settles every open value from facts alone, logs it, and refuses what contradicts them."""
+
+import logging
+
+import pytest
+
+from jaxspec.config.engine import EngineConfig
+from jaxspec.config.hardware import HardwareFacts, read_hardware
+from jaxspec.config.model import ModelConfig, RopeConfig
+from jaxspec.config.resolve import ModelFacts, resolve
+from jaxspec.errors import CapacityError, ConfigError
+
+GIB = 2**30
+CPU = HardwareFacts("cpu", 8 * GIB, "abc123", "/home/me/.cache")
+TPU = HardwareFacts("tpu", 16 * GIB, "abc123", "/home/me/.cache")
+# SmolLM2-135M's shape.
+SMOL = ModelConfig(
+    family="llama", model_type="llama", vocab_size=49152, hidden_size=576, intermediate_size=1536, num_layers=30,
+    num_heads=9, num_kv_heads=3, head_dim=64, max_position_embeddings=2048, rms_norm_eps=1e-5, rope=RopeConfig(),
+    sliding_window_layers=(None,) * 30, dtype="bfloat16",
+)  # fmt: skip
+MODELS = ModelFacts(SMOL, 135_000_000)
+# keys and values of 16 tokens over 30 layers of 3 heads of 64, in bfloat16
+PAGE_BYTES = 16 * 30 * 2 * 3 * 64 * 2
+
+
+def test_everything_open_is_settled_on_cpu():
+    resolved = resolve(EngineConfig(model="smol"), CPU, MODELS)
+    assert resolved.dtype == "bfloat16"
+    assert (resolved.max_model_len, resolved.max_num_seqs, resolved.max_num_batched_tokens) == (2048, 8, 256)
+    assert (resolved.num_pages, resolved.pages_per_row) == (8 * 128, 128)
+    assert (resolved.rounds_per_batch, resolved.implementation) == (1, "reference")
+    assert (resolved.tokenizer, resolved.served_model_name) == ("smol", "smol")
+    assert resolved.compilation_cache_dir == "/home/me/.cache/jaxspec/cpu-abc123"
+    assert resolved.num_speculative_tokens == 0
+
+
+def test_accelerators_differ():
+    resolved = resolve(EngineConfig(model="smol"), TPU, MODELS)
+    assert (resolved.max_num_seqs, resolved.rounds_per_batch, resolved.implementation) == (64, 8, "pallas")
+
+
+def test_what_is_set_is_obeyed():
+    given = {
+        "dtype": "float32", "max_model_len": 100, "max_num_seqs": 3, "max_num_batched_tokens": 32, "num_pages": 50,
+        "rounds_per_batch": 4, "implementation": "pallas", "tokenizer": "t", "served_model_name": "s", "seed": 7,
+    }  # fmt: skip
+    resolved = resolve(EngineConfig(model="smol", compilation_cache_dir=None, **given), CPU, MODELS)
+    assert resolved.model_dump(include=set(given)) == given
+    assert resolved.compilation_cache_dir is None
+    assert resolved.pages_per_row == 7
+
+
+def test_resolve_is_pure_and_logs_each_choice(caplog):
+    config = EngineConfig(model="smol")
+    with caplog.at_level(logging.INFO, logger="jaxspec"):
+        assert resolve(config, CPU, MODELS) == resolve(config, CPU, MODELS)
+    logged = {record.getMessage().partition(":")[0] for record in caplog.records}
+    assert logged == {
+        "dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "num_pages", "rounds_per_batch",
+        "implementation", "compilation_cache_dir",
+    }  # fmt: skip
+
+
+def test_pages_shrink_to_the_memory_there_is():
+    weight_bytes = 135_000_000 * 2
+    tight = HardwareFacts("cpu", 2 * (weight_bytes + 200 * PAGE_BYTES), "abc123", None)
+    resolved = resolve(EngineConfig(model="smol", gpu_memory_utilization=0.5), tight, MODELS)
+    assert (resolved.num_pages, resolved.max_model_len) == (200, 2048)
+    tighter = HardwareFacts("cpu", 2 * (weight_bytes + 20 * PAGE_BYTES), "abc123", None)
+    resolved = resolve(EngineConfig(model="smol", gpu_memory_utilization=0.5), tighter, MODELS)
+    assert (resolved.num_pages, resolved.max_model_len) == (20, 320)
+    assert resolved.compilation_cache_dir is None
+
+
+def test_a_draft_counts_in_the_memory_plan():
+    draft = SMOL.model_copy(update={"num_layers": 10, "sliding_window_layers": (None,) * 10})
+    models = ModelFacts(SMOL, 135_000_000, draft, 50_000_000)
+    plan = (185_000_000 * 2) + 150 * (PAGE_BYTES + PAGE_BYTES // 3)
+    facts = HardwareFacts("cpu", plan, "abc123", None)
+    config = EngineConfig(
+        model="smol", gpu_memory_utilization=1.0, speculative_config={"model": "d", "num_speculative_tokens": 3}
+    )
+    assert resolve(config, facts, models).num_pages == 150
+
+
+@pytest.mark.parametrize(
+    ("given", "facts", "error", "says"),
+    [
+        ({"max_model_len": 4096}, CPU, ConfigError, "max_model_len=4096"),
+        ({"max_model_len": 2048, "num_pages": 4}, CPU, CapacityError, "max_model_len=2048"),
+        ({"num_pages": 10**9}, CPU, CapacityError, "num_pages=1000000000"),
+        ({}, HardwareFacts("cpu", GIB // 8, "a", None), CapacityError, "smaller model"),
+    ],
+)
+def test_what_contradicts_the_facts_is_refused(given, facts, error, says):
+    with pytest.raises(error) as caught:
+        resolve(EngineConfig(model="smol", **given), facts, MODELS)
+    assert says in str(caught.value)
+
+
+def speculative(models=MODELS, **given):
+    config = EngineConfig(model="smol", speculative_config={"num_speculative_tokens": 4} | given)
+    return resolve(config, CPU, models).speculative_config
+
+
+SHORT_DRAFT = ModelFacts(SMOL, 135_000_000, SMOL.model_copy(update={"max_position_embeddings": 64}), 135_000_000)
+
+
+def test_the_rule_follows_from_what_is_known_of_the_drafts():
+    assert speculative(method="ngram").rejection_sample_method == "coupled"
+    assert speculative(SHORT_DRAFT, model="d").rejection_sample_method == "coupled"
+    assert (
+        speculative(SHORT_DRAFT, model="d", draft_sample_method="probabilistic").rejection_sample_method == "standard"
+    )
+    assert speculative(method="ngram", rejection_sample_method="standard").rejection_sample_method == "standard"
+
+
+def test_the_drafts_limit_is_the_smaller_one():
+    assert speculative(method="ngram").max_model_len == 2048
+    assert speculative(SHORT_DRAFT, model="d").max_model_len == 64
+    assert speculative(SHORT_DRAFT, model="d", max_model_len=16).max_model_len == 16
+    with pytest.raises(ConfigError, match="max_model_len=65"):
+        speculative(SHORT_DRAFT, model="d", max_model_len=65)
+    with pytest.raises(ConfigError, match="draft's description"):
+        speculative(model="d")
+
+
+def test_this_machine_can_be_read(monkeypatch, tmp_path):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    facts = read_hardware("cpu")
+    assert facts.memory_bytes > 2**28
+    assert len(facts.cpu_features) == 12
+    assert facts.cache_home == str(tmp_path / ".cache")
+    assert read_hardware("gpu", 123).memory_bytes == 123
+    for home in ("", str(tmp_path / "missing")):
+        monkeypatch.setenv("HOME", home)
+        assert read_hardware("cpu").cache_home is None
