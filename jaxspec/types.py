@@ -10,6 +10,7 @@ Axis letters, everywhere: an array's name ends in its axes, in this order.
     V  vocabulary                      H  head size
     P  pages in the pool               S  slots in a page
     M  pages a row may hold            C  tokens a row may hold
+    R  flattened verified positions, B * J
 """
 
 from dataclasses import dataclass
@@ -52,3 +53,14 @@ class Verdict:
 
     token_ids_BJ: jax.Array  # i32: accepted drafts, then the recovered or bonus token, then -1
     num_accepted_B: jax.Array  # i32, 0..counts_B
+
+
+@struct.dataclass
+class SamplingTable:
+    """How each row draws its tokens: the part of its sampling parameters that shapes a distribution, and its key."""
+
+    temperature_B: jax.Array  # f32, 0 = a greedy row (the other columns are then not looked at)
+    top_k_B: jax.Array  # i32, 0 = off
+    top_p_B: jax.Array  # f32 in (0, 1], 1 = off
+    min_p_B: jax.Array  # f32 in [0, 1], 0 = off
+    key_B2: jax.Array  # u32, the request's key
