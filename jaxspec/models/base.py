@@ -1,0 +1,55 @@
+"""Device. What a target family is: pure functions over a weight pytree, and the cache it reads and writes."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flax import struct
+
+from jaxspec.config.model import ModelConfig
+from jaxspec.types import ArraySpec
+from jaxspec.weights.names import NameTable
+
+Weights = Any  # a nested dict / list of arrays, shaped as Family.specs says
+
+
+@struct.dataclass
+class Tokens:
+    """The tokens of one forward pass, T a row, and where their keys and values go.
+
+    A padded entry has position -1 and slot -1: it writes nothing and its hidden state is meaningless (but finite).
+    """
+
+    token_ids_BT: jax.Array  # i32, in [0, V)
+    positions_BT: jax.Array  # i32, absolute; -1 = padding
+    slots_BT: jax.Array  # i32, page * S + offset; -1 = write nothing
+    pages_BM: jax.Array  # i32, the row's pages in order; -1 = none
+
+
+class Family(NamedTuple):
+    """The functions of one model family.
+
+    specs(config, dtype) -> tree of ArraySpec; the weights have its structure.
+    name_table(config, source) -> NameTable for source "hf" or "gguf".
+    forward(weights, config, tokens, pool) -> (hidden_BTD after the final norm f32, pool); pool is [L*P, S, 2G, H].
+    logits(weights, config, hidden_BTD) -> logits_BTV f32.
+    """
+
+    specs: Callable[[ModelConfig, Any], Any]
+    name_table: Callable[[ModelConfig, str], NameTable]
+    forward: Callable[[Weights, ModelConfig, Tokens, jax.Array], tuple[jax.Array, jax.Array]]
+    logits: Callable[[Weights, ModelConfig, jax.Array], jax.Array]
+
+
+def random_weights(specs: Any, seed: int) -> Weights:
+    """Random weights of the given specs, made on the host: normal with the spec's scale, ones where it is 0."""
+    rng = np.random.default_rng(seed)
+
+    def make(spec: ArraySpec) -> jax.Array:
+        if spec.init_scale == 0.0:
+            return jax.device_put(np.ones(spec.shape, spec.dtype))
+        values = rng.standard_normal(spec.shape, np.float32) * np.float32(spec.init_scale)
+        return jax.device_put(values.astype(spec.dtype))
+
+    return jax.tree.map(make, specs, is_leaf=lambda leaf: isinstance(leaf, ArraySpec))

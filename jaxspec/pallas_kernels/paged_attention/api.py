@@ -1,0 +1,43 @@
+"""Device. Validates and picks an implementation of paged attention."""
+
+from typing import Literal
+
+from jaxtyping import Array, Float, Int
+
+from jaxspec.pallas_kernels.paged_attention.reference import paged_attention_reference
+
+Implementation = Literal["auto", "reference", "pallas"]
+
+
+def paged_attention(
+    q_BTQH: Float[Array, "B T Q H"],
+    pool_PSGH: Float[Array, "P S G2 H"],
+    pages_BM: Int[Array, "B M"],
+    positions_BT: Int[Array, "B T"],
+    *,
+    scale: float,
+    window: int | None = None,
+    implementation: Implementation = "auto",
+) -> Float[Array, "B T Q H"]:
+    """Causal attention of each query over the keys of its own row.
+
+    Args:
+        q_BTQH: queries, rotary embedding applied.
+        pool_PSGH: the page pool holding keys (heads [0, G)) and values (heads [G, 2G)) of every row, the queries'
+            own tokens included. Query head q reads key head q // (Q / G).
+        pages_BM: i32, page ids of each row in order of position; negative where the row has no page.
+        positions_BT: i32, absolute position of each query, -1 for padding (its output is finite and meaningless).
+        scale: multiplies the scores.
+        window: a key is visible iff 0 <= query - key < window; None means every earlier key.
+        implementation: "auto" and "reference" run the blockwise form; there is no Pallas body yet.
+
+    Returns:
+        f32[B, T, Q, H].
+    """
+    _, _, num_query_heads, head_size = q_BTQH.shape
+    num_kv_heads = pool_PSGH.shape[2] // 2
+    if pool_PSGH.shape[3] != head_size or num_query_heads % num_kv_heads:
+        raise ValueError(f"paged_attention: {q_BTQH.shape=} does not fit {pool_PSGH.shape=}")
+    if implementation == "pallas":
+        raise NotImplementedError("paged_attention has no Pallas body yet; use implementation='auto'")
+    return paged_attention_reference(q_BTQH, pool_PSGH, pages_BM, positions_BT, scale=scale, window=window)
