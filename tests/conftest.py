@@ -14,8 +14,9 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import jax
 from jaxtyping import install_import_hook
 
-# Every annotation in jaxspec, array shapes included, is checked at run time under pytest and only there.
-install_import_hook("jaxspec", "beartype.beartype")
+# Every annotation in jaxspec, array shapes included, is checked at run time under pytest and only there. The numeric
+# tower means what it means to a type checker: an int is a float.
+install_import_hook("jaxspec", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
 
 ROOT = Path(__file__).resolve().parent.parent
 

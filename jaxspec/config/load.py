@@ -113,7 +113,7 @@ def _value(kind: type[StrictConfig], name: str, text: str) -> Any:
             raise ConfigError(f"{_flag(name)} must be JSON ({error}), got {text!r}; quote it for the shell") from None
     try:
         # Lax, since flags are text; the config's own strict check and its bounds come after.
-        return TypeAdapter(field.annotation).validate_python(text, strict=False)
+        return TypeAdapter(field.rebuild_annotation()).validate_python(text, strict=False)
     except ValidationError as error:
         raise ConfigError(f"{_flag(name)}: {describe(error, kind.TITLE)}") from None
 
