@@ -11,6 +11,7 @@ from jaxspec.text.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"  # how decoders show bytes that are no character (yet)
 CONTEXT_TOKENS = 4  # left of the new ones, since a decoder joins neighbours and strips the first space of a text
+MAX_WINDOW_TOKENS = 128  # kept at most while nothing but unfinished bytes arrives
 MAX_HALF_CHARACTER = 3  # bytes of UTF-8, and so replacement signs, that a next byte may still complete
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
@@ -18,19 +19,21 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 class IncrementalDetokenizer:
     """The text of one request's output, as a continuation of its prompt.
 
-    All pieces joined are what decoding prompt and output together adds to the prompt's text. One exception: a
-    sentencepiece decoder shows a run of byte tokens as replacement signs altogether once the run proves invalid;
-    what was already shown of that run stays.
+    All pieces joined are what decoding prompt and output together adds to the prompt's text. One exception: where a
+    run of sentencepiece byte tokens proves invalid, decoding it whole shows even its good characters as replacement
+    signs; here a character stays once it is complete.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], skip_special_tokens: bool = True):
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
         # The ids whose text may still matter, and how much of their text has been given out.
-        self._window = [token_id for token_id in prompt_ids[-64:] if token_id not in self._skipped]
-        self._window = self._window[self._context_start() :]
+        self._window = self._prompt_end(prompt_ids)
         text = self._decode()
-        self._shown = text[: len(text) - _half_character(text)]
+        held = _half_character(text)
+        self._shown = text[: len(text) - held]
+        if not held:
+            self._trim()
 
     def push(self, ids: Iterable[int]) -> str:
         """Takes the next ids and returns the text that is now certain."""
@@ -48,22 +51,37 @@ class IncrementalDetokenizer:
         self._window.append(token_id)
         text = self._decode()
         held = _half_character(text)
-        certain = text[: len(text) - held]
-        # Mid-run a sentencepiece decoder may turn valid bytes back into replacement signs until the character is whole.
-        if held and not certain.startswith(self._shown):
-            return ""
-        new, self._shown = certain[len(self._shown) :], certain
-        if not held and (start := self._context_start()):
-            self._window = self._window[start:]
-            self._shown = self._decode()
+        new, self._shown = text[len(self._shown) : len(text) - held], text[: len(text) - held]
+        if not held:
+            self._trim()
+        elif len(self._window) > MAX_WINDOW_TOKENS:
+            self._window = self._window[-CONTEXT_TOKENS:]
+            text = self._decode()
+            self._shown = text[: max(0, len(text) - held)]
         return new
 
-    def _context_start(self) -> int:
-        """Where the window may be cut: some tokens from its end, but not inside a run of byte tokens."""
-        start = max(0, len(self._window) - CONTEXT_TOKENS)
-        while start and _BYTE_TOKEN.fullmatch(self._tokenizer.id_to_token(self._window[start]) or ""):
-            start -= 1
-        return start
+    def _trim(self) -> None:
+        """Keeps some context of what is complete; byte tokens are none, for a run of them is decoded as a whole."""
+        whole = [token_id for token_id in self._window if not self._is_byte(token_id)]
+        if self._window and not whole:  # anything does, as long as what follows is not taken for the start of a text
+            whole = self._tokenizer.encode("a", add_special_tokens=False)
+        self._window = whole[-CONTEXT_TOKENS:]
+        self._shown = self._decode()
+
+    def _prompt_end(self, prompt_ids: Sequence[int]) -> list[int]:
+        """The last visible ids, back to where the context of the output begins."""
+        end: list[int] = []
+        num_whole = 0
+        for token_id in reversed(prompt_ids):
+            if num_whole == CONTEXT_TOKENS:
+                break
+            if token_id not in self._skipped:
+                end.append(token_id)
+                num_whole += not self._is_byte(token_id)
+        return end[::-1]
+
+    def _is_byte(self, token_id: int) -> bool:
+        return _BYTE_TOKEN.fullmatch(self._tokenizer.id_to_token(token_id) or "") is not None
 
     def _decode(self) -> str:
         return self._tokenizer.decode(self._window, skip_special_tokens=False)

@@ -59,10 +59,8 @@ class Tokenizer:
         """Ids of a text. Special tokens written out in it ("<|im_start|>") become their ids.
 
         Raises:
-          RequestError: the text is not a string of valid Unicode.
+          RequestError: the text is not valid Unicode.
         """
-        if not isinstance(text, str):
-            raise RequestError(f"a prompt must be a string, got {type(text).__name__}", param="prompt")
         try:
             text.encode()
         except UnicodeEncodeError as error:
