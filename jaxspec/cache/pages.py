@@ -1,0 +1,29 @@
+"""Device. The page pool of one cache: how its pages are laid out and in which dtype they are kept."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.config.model import ModelConfig
+
+PADDING_SLOT_ID = -1
+
+
+def page_dtype(dtype: str, platform: str) -> jnp.dtype:
+    """The dtype of pages. XLA has no bfloat16 scatter on CPU: it would convert the whole pool, twice, in every layer
+    (docs/log.md), so pages are float32 there."""
+    return jnp.dtype(jnp.float32 if platform == "cpu" else dtype)
+
+
+def pool_shape(config: ModelConfig, num_pages: int, block_size: int) -> tuple[int, int, int, int]:
+    """[L*P, S, 2G, H]: one array for all layers, so that a loop over layers never slices or copies it."""
+    return config.num_layers * num_pages, block_size, 2 * config.num_kv_heads, config.head_dim
+
+
+def slots_of(positions_BT: jax.Array, pages_BM: jax.Array, block_size: int) -> jax.Array:
+    """The slot of each position, i32[B, T]: page * S + offset; PADDING_SLOT_ID for a negative position or one whose
+    page the row does not hold."""
+    index_BT = positions_BT // block_size
+    inside_BT = (positions_BT >= 0) & (index_BT < pages_BM.shape[1])
+    page_BT = jnp.take_along_axis(pages_BM, jnp.where(inside_BT, index_BT, 0), axis=1)
+    slot_BT = page_BT * block_size + positions_BT % block_size
+    return jnp.where(inside_BT & (page_BT >= 0), slot_BT, PADDING_SLOT_ID)

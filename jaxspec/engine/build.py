@@ -1,0 +1,200 @@
+"""Host. From a config to everything an engine runs on: weights, state, compiled programs, tokenizer."""
+
+import logging
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.cache.pages import page_dtype, pool_shape
+from jaxspec.config.engine import EngineConfig
+from jaxspec.config.hardware import read_hardware
+from jaxspec.config.model import ModelConfig
+from jaxspec.config.resolve import ModelFacts, ResolvedConfig, resolve
+from jaxspec.errors import ConfigError
+from jaxspec.models.registry import family_of
+from jaxspec.proposers.base import HostProposer, Proposer, no_proposer
+from jaxspec.proposers.draft_model import draft_model
+from jaxspec.proposers.ngram import ngram
+from jaxspec.step.pack import geometric_buckets
+from jaxspec.step.programs import Programs, Shapes
+from jaxspec.step.rounds import Target
+from jaxspec.step.state import DecodeState, initial_state
+from jaxspec.text.tokenizer import Tokenizer, load_tokenizer
+from jaxspec.types import ArraySpec
+from jaxspec.weights.aliases import resolve_model
+from jaxspec.weights.checkpoint import Checkpoint, open_checkpoint
+from jaxspec.weights.load import load
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """What `EngineCore` drives. `state` is the first state: the core takes it and passes it on, donated."""
+
+    config: ResolvedConfig
+    target: Target
+    proposer: Proposer
+    host_proposer: HostProposer | None
+    weights: Any  # {"target": ..., "draft": ...}
+    state: DecodeState
+    programs: Programs
+    tokenizer: Tokenizer | None
+
+
+def build(
+    config: EngineConfig, *, custom_proposer: Proposer | HostProposer | None = None, show_progress: bool = False
+) -> EngineParts:
+    """Open the checkpoints, settle the config, load, and compile every program.
+
+    Args:
+        config: as the user gave it.
+        custom_proposer: who guesses when the method is "custom".
+        show_progress: draw a bar while compiling.
+
+    Raises:
+        ConfigError, WeightsError, CapacityError: before anything is loaded, where the fault can be seen by then.
+    """
+    speculative = config.speculative_config
+    if (speculative is not None and speculative.method == "custom") != (custom_proposer is not None):
+        raise ConfigError("method 'custom' and the engine's argument `proposer` go together; give both or neither")
+    draft_name = speculative.model if speculative is not None and speculative.method == "draft_model" else None
+    with open_checkpoint(resolve_model(config.model)) as checkpoint:
+        draft_checkpoint = open_checkpoint(resolve_model(draft_name)) if draft_name is not None else None
+        platform = jax.default_backend()
+        resolved = _resolve(config, platform, checkpoint, draft_checkpoint)
+        _configure_compilation_cache(resolved)
+        tokenizer = _tokenizer(config.tokenizer or checkpoint.path)
+        weights = {"target": _load(checkpoint, resolved.dtype)}
+        if draft_checkpoint is not None:
+            with draft_checkpoint:
+                weights["draft"] = _load(draft_checkpoint, resolved.dtype)
+
+    proposer, host_proposer = _proposer(
+        resolved, platform, draft_checkpoint.config if draft_checkpoint else None, custom_proposer
+    )
+    rule = resolved.speculative_config.rejection_sample_method if resolved.speculative_config else "coupled"
+    target = Target(family_of(checkpoint.config.family), checkpoint.config, rule, resolved.implementation)
+    dtype = page_dtype(resolved.dtype, platform)
+    state = initial_state(
+        max_rows=resolved.max_num_seqs,
+        max_model_len=resolved.max_model_len,
+        pool=jnp.zeros(pool_shape(checkpoint.config, resolved.num_pages, resolved.block_size), dtype),
+        proposer_state=proposer.init(resolved.max_num_seqs + 1),
+    )
+    shapes = Shapes(
+        batch_rows=geometric_buckets(1, resolved.max_num_seqs, 2),
+        chunk_tokens=geometric_buckets(min(16, resolved.max_num_batched_tokens), resolved.max_num_batched_tokens, 4),
+        pages_per_row=resolved.pages_per_row,
+        max_rows=resolved.max_num_seqs,
+        max_model_len=resolved.max_model_len,
+        max_rounds=resolved.rounds_per_batch,
+        is_split=host_proposer is not None,
+        num_host_drafts=host_proposer.num_tokens if host_proposer is not None else 0,
+    )
+    programs = Programs(target, proposer, shapes, weights, state, show_progress=show_progress)
+    _log_plan(resolved, weights, state, programs)
+    return EngineParts(resolved, target, proposer, host_proposer, weights, state, programs, tokenizer)
+
+
+def _resolve(
+    config: EngineConfig, platform: str, checkpoint: Checkpoint, draft_checkpoint: Checkpoint | None
+) -> ResolvedConfig:
+    target = checkpoint.config
+    draft = draft_checkpoint.config if draft_checkpoint is not None else None
+    if draft is not None and draft.vocab_size != target.vocab_size:
+        raise ConfigError(
+            f"the draft model's vocabulary of {draft.vocab_size} must equal the target's {target.vocab_size}; "
+            "take a draft that shares the tokenizer"
+        )
+    memory_stats = jax.devices()[0].memory_stats()
+    hardware = read_hardware(platform, (memory_stats or {}).get("bytes_limit"))
+    facts = ModelFacts(target, _num_parameters(target), draft, _num_parameters(draft) if draft is not None else 0)
+    return resolve(config, hardware, facts)
+
+
+def _num_parameters(config: ModelConfig) -> int:
+    specs = family_of(config.family).specs(config, np.float32)
+    leaves = jax.tree.leaves(specs, is_leaf=lambda leaf: isinstance(leaf, ArraySpec))
+    return sum(math.prod(leaf.shape) for leaf in leaves)
+
+
+def _configure_compilation_cache(resolved: ResolvedConfig) -> None:
+    """JAX has one cache a process; one that the user has set stays."""
+    if resolved.compilation_cache_dir is None or jax.config.jax_compilation_cache_dir is not None:
+        return
+    jax.config.update("jax_compilation_cache_dir", resolved.compilation_cache_dir)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _tokenizer(path: Any) -> Tokenizer | None:
+    try:
+        return load_tokenizer(resolve_model(path))
+    except ConfigError as error:
+        logger.warning("no tokenizer: %s; prompts must be token ids", error)
+        return None
+
+
+def _load(checkpoint: Checkpoint, dtype: str) -> Any:
+    family = family_of(checkpoint.config.family)
+    specs = family.specs(checkpoint.config, jnp.dtype(dtype))
+    return load(checkpoint.reader, specs, family.name_table(checkpoint.config, checkpoint.source))
+
+
+def _proposer(
+    resolved: ResolvedConfig,
+    platform: str,
+    draft: ModelConfig | None,
+    custom: Proposer | HostProposer | None,
+) -> tuple[Proposer, HostProposer | None]:
+    """The device's proposer, and the host's if drafts come from there (the device then drafts nothing)."""
+    speculative = resolved.speculative_config
+    if speculative is None:
+        return no_proposer(), None
+    num_tokens = speculative.num_speculative_tokens
+    if custom is not None:
+        if custom.num_tokens != num_tokens:
+            raise ConfigError(f"the proposer drafts {custom.num_tokens=} tokens, the config says {num_tokens=}; align them")
+        return (custom, None) if isinstance(custom, Proposer) else (no_proposer(), custom)
+    if speculative.method == "ngram":
+        return ngram(
+            num_tokens=num_tokens,
+            min_n=speculative.prompt_lookup_min,
+            max_n=speculative.prompt_lookup_max,
+            match_rule=speculative.prompt_lookup_match,
+            max_model_len=resolved.max_model_len,
+        ), None
+    assert draft is not None
+    return draft_model(
+        family_of(draft.family),
+        draft,
+        num_tokens=num_tokens,
+        max_model_len=speculative.max_model_len,
+        sample_method=speculative.draft_sample_method,
+        pool_shape=pool_shape(draft, resolved.num_pages, resolved.block_size),
+        pool_dtype=page_dtype(resolved.dtype, platform),
+    ), None
+
+
+def _log_plan(resolved: ResolvedConfig, weights: Any, state: DecodeState, programs: Programs) -> None:
+    def total_bytes(tree: Any) -> int:
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+
+    logger.info(
+        "plan: %d programs compiled in %.1f s; weights %.0f MB, cache and row tables %.0f MB (%d pages of %d tokens), "
+        "largest scratch %.0f MB",
+        len(programs.plan),
+        programs.compile_seconds,
+        total_bytes(weights) / 1e6,
+        total_bytes(state) / 1e6,
+        resolved.num_pages,
+        resolved.block_size,
+        max(entry.temp_bytes for entry in programs.plan) / 1e6,
+    )
+    for entry in programs.plan:
+        logger.debug("plan: %s in %.1f s, scratch %d bytes", entry.name, entry.compile_seconds, entry.temp_bytes)

@@ -1,0 +1,90 @@
+"""Host. The one function that decides how much of a verified block a sequence keeps, token by token, and why it ended."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from jaxspec.sampling.params import SamplingParams
+from jaxspec.text.detokenizer import IncrementalDetokenizer
+from jaxspec.text.stops import StopStrings
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass
+class Progress:
+    """One sequence's answer so far. Text, ids, usage, metrics and finish all read what `commit_block` wrote here.
+
+    max_output_tokens: what max_tokens and the model's length leave; detokenizer None: no text is made.
+    """
+
+    params: SamplingParams
+    eos_token_ids: frozenset[int]
+    max_output_tokens: int
+    detokenizer: IncrementalDetokenizer | None = None
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+    def __post_init__(self):
+        stops = self.params.stop if self.detokenizer is not None else ()
+        self._stops = StopStrings(stops or (), include_in_output=self.params.include_stop_str_in_output)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a block added: its kept ids and the text that became certain."""
+
+    token_ids: tuple[int, ...]
+    text: str
+
+
+def commit_block(progress: Progress, token_ids: Iterable[int]) -> Cut:
+    """Append a verified block until something ends the sequence; the rest of the block is dropped.
+
+    After each token, in this order: its text and the stop strings in it; while fewer than min_tokens are there nothing
+    but the length ends a sequence; EOS; stop token ids; a stop string; the length. The token that ended a sequence is
+    kept among its ids. Its text is not shown if it is EOS or a stop id (unless include_stop_str_in_output).
+    """
+    kept, text = [], ""
+    for token_id in token_ids:
+        if progress.finish_reason is not None:
+            break
+        kept.append(token_id)
+        text += _commit_token(progress, token_id)
+    progress.text += text
+    return Cut(tuple(kept), text)
+
+
+def _commit_token(progress: Progress, token_id: int) -> str:
+    params = progress.params
+    progress.token_ids.append(token_id)
+    num_output = len(progress.token_ids)
+
+    if num_output >= params.min_tokens:
+        if token_id in progress.eos_token_ids and not params.ignore_eos:
+            progress.finish_reason = "stop"
+        elif token_id in (params.stop_token_ids or ()):
+            progress.finish_reason, progress.stop_reason = "stop", token_id
+    ended_by_id = progress.finish_reason is not None
+
+    text = ""
+    if progress.detokenizer is not None and (not ended_by_id or params.include_stop_str_in_output):
+        text, hit = progress._stops.push(progress.detokenizer.push([token_id]), armed=num_output > params.min_tokens)
+        if hit is not None:
+            progress.finish_reason, progress.stop_reason = "stop", progress.stop_reason or hit
+            return text
+    if progress.finish_reason is None and num_output >= progress.max_output_tokens:
+        progress.finish_reason = "length"
+    if progress.finish_reason is not None:
+        text += _rest_of_text(progress)
+    return text
+
+
+def _rest_of_text(progress: Progress) -> str:
+    """What was held back as half a character or as a possible stop string."""
+    if progress.detokenizer is None:
+        return ""
+    text, hit = progress._stops.push(progress.detokenizer.flush(), armed=False)
+    return text if hit is not None else text + progress._stops.flush()

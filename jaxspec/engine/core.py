@@ -1,0 +1,262 @@
+"""Host. The engine's loop body: plan, run, commit. One thread drives it; nothing here waits for anything but the device."""
+
+import logging
+import time
+from collections.abc import Sequence as SequenceOf
+from typing import Any
+
+import numpy as np
+
+from jaxspec.engine.build import EngineParts
+from jaxspec.engine.commit import Progress
+from jaxspec.engine.request import Prompt, Request, Sequence, check_prompt_token_ids
+from jaxspec.errors import CapacityError, RequestError
+from jaxspec.keys import request_key
+from jaxspec.metrics.acceptance import AcceptanceStats
+from jaxspec.metrics.prometheus import EngineMetrics
+from jaxspec.sampling.params import SamplingParams
+from jaxspec.scheduler.request import SequenceState
+from jaxspec.scheduler.scheduler import Scheduler
+from jaxspec.step import pack
+from jaxspec.step.compiles import compile_count
+from jaxspec.text.detokenizer import IncrementalDetokenizer
+from jaxspec.types import Drafts
+
+logger = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """Requests in, tokens out, over the compiled programs of `parts`."""
+
+    def __init__(self, parts: EngineParts):
+        self.parts = parts
+        self.config = parts.config
+        self._weights = parts.weights
+        self._state: Any = parts.state
+        self._programs = parts.programs
+        self._host_proposer = parts.host_proposer
+        self._requests: dict[str, Request] = {}
+        self._sequences: dict[str, tuple[Request, Sequence]] = {}
+        self._seeds = np.random.default_rng(self.config.seed)
+        self.scheduler = Scheduler(
+            max_rows=self.config.max_num_seqs,
+            num_pages=self.config.num_pages,
+            block_size=self.config.block_size,
+            max_chunk_tokens=parts.programs.shapes.chunk_tokens[-1],
+        )
+        self.metrics = EngineMetrics(self.config.served_model_name, self.config.num_speculative_tokens)
+        self.compiles_at_ready = compile_count()
+
+    @property
+    def compiles_after_ready(self) -> int:
+        """Programs compiled since the engine was built; anything but 0 is a fault worth a report."""
+        return compile_count() - self.compiles_at_ready
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def check(self, prompt: Prompt, params: SamplingParams) -> tuple[str | None, list[int]]:
+        """A prompt's text (if it has one) and ids.
+
+        Raises:
+            RequestError: the prompt or a parameter cannot be served.
+        """
+        tokenizer = self.parts.tokenizer
+        text: str | None = None
+        if isinstance(prompt, str):
+            if tokenizer is None:
+                raise RequestError("this model has no tokenizer; send {'prompt_token_ids': [...]}", param="prompt")
+            text, ids = prompt, tokenizer.encode(prompt)
+        elif isinstance(prompt, dict) and set(prompt) <= {"prompt_token_ids", "prompt"} and "prompt_token_ids" in prompt:
+            text, ids = prompt.get("prompt"), prompt["prompt_token_ids"]
+        else:
+            raise RequestError(
+                f"a prompt is a string or {{'prompt_token_ids': [...]}}, got {prompt!r:.80}", param="prompt"
+            )
+        if params.stop and tokenizer is None:
+            raise RequestError("stop strings need a tokenizer, which this model has not; use stop_token_ids", param="stop")
+        model = self.parts.target.config
+        ids = check_prompt_token_ids(ids, vocab_size=model.vocab_size, max_model_len=self.config.max_model_len)
+        for token_id in params.stop_token_ids or ():
+            if not 0 <= token_id < model.vocab_size:
+                raise RequestError(
+                    f"stop token id {token_id} is outside the vocabulary [0, {model.vocab_size})", param="stop_token_ids"
+                )
+        return text, ids
+
+    def add_request(self, request_id: str, prompt: Prompt, params: SamplingParams) -> Request:
+        """Queue a request.
+
+        Raises:
+            RequestError: it is malformed, or its id is in use.
+            CapacityError: it can never fit; nothing of it is queued.
+        """
+        if request_id in self._requests:
+            raise RequestError(f"request id {request_id!r} is in use; ids must be unique", param="request_id")
+        text, ids = self.check(prompt, params)
+        seed = params.seed if params.seed is not None else int(self._seeds.integers(2**63))
+        request = Request(request_id, text, ids, params, [])
+        for index in range(params.n):
+            request.sequences.append(self._new_sequence(request, index, request_key(seed, index)))
+        try:
+            for sequence in request.sequences:
+                self._admission(request, sequence)  # refuses what does not fit the tables, before anything is queued
+                self.scheduler.add(sequence.state)
+        except (RequestError, CapacityError):
+            for sequence in request.sequences:
+                self.scheduler.finish(sequence.state)
+            raise
+        self._requests[request_id] = request
+        for sequence in request.sequences:
+            self._sequences[sequence.state.sequence_id] = (request, sequence)
+        return request
+
+    def abort(self, request_id: str) -> Request | None:
+        """End a request where it stands; unknown ids are ignored, since it may just have finished."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return None
+        for sequence in request.sequences:
+            if not sequence.is_finished:
+                sequence.progress.finish_reason = "abort"
+                self._release(sequence)
+        self._close_if_finished(request)
+        return request
+
+    def step(self) -> list[Request]:
+        """Run one plan; returns the requests that gained tokens or ended."""
+        plan = self.scheduler.plan()
+        for state in plan.admitted:
+            request, sequence = self._sequences[state.sequence_id]
+            self._state = self._programs.admit(self._state, self._admission(request, sequence))
+        for chunk in plan.chunks:
+            state = chunk.sequence
+            packed = pack.pack_chunk(
+                state.row, chunk.start, chunk.num_tokens, state.pages, self._programs.shapes.pages_per_row
+            )
+            self._state = self._programs.prefill(self._weights, self._state, packed)
+            if state.num_to_prefill == 0:
+                request, sequence = self._sequences[state.sequence_id]
+                self.metrics.observe_prompt(state.num_prompt_tokens)
+                self._observe_on_host(request, sequence)
+        touched: dict[str, Request] = {}
+        if plan.decoding:
+            self._decode([self._sequences[state.sequence_id] for state in plan.decoding], touched)
+        self.metrics.set_load(
+            num_running=self.scheduler.num_running,
+            num_waiting=self.scheduler.num_waiting,
+            cache_usage=self.scheduler.allocator.num_used / self.scheduler.allocator.num_pages,
+        )
+        self.metrics.set_compiles_after_ready(self.compiles_after_ready)
+        return list(touched.values())
+
+    def _decode(self, rows: SequenceOf[tuple[Request, Sequence]], touched: dict[str, Request]) -> None:
+        shapes = self._programs.shapes
+        states = [sequence.state for _, sequence in rows]
+        batch = pack.pack_batch(
+            [state.row for state in states],
+            [state.pages for state in states],
+            pack.bucket_of(len(rows), shapes.batch_rows),
+            shapes.guard_row,
+            shapes.pages_per_row,
+        )
+        if self._host_proposer is not None:
+            drafts = self._host_drafts([state.sequence_id for state in states], batch.rows_B.shape[0])
+            self._state, output = self._programs.verify_commit(self._weights, self._state, batch, drafts)
+            packed_RBX = np.asarray(output.packed_BX)[None]
+        else:
+            num_rounds = 1 if self.scheduler.num_waiting else shapes.max_rounds
+            self._state, output = self._programs.decode_rounds(self._weights, self._state, batch, num_rounds)
+            packed_RBX = np.asarray(output.packed_BX)
+        now = time.monotonic()
+        for packed_BX in packed_RBX:
+            for (request, sequence), packed_X in zip(rows, packed_BX, strict=False):
+                self._commit(request, sequence, packed_X.tolist(), now, touched)
+
+    def _commit(
+        self, request: Request, sequence: Sequence, packed: list[int], now: float, touched: dict[str, Request]
+    ) -> None:
+        *token_ids, num_drafted, num_accepted = packed
+        token_ids = [token_id for token_id in token_ids if token_id >= 0]
+        if not token_ids or sequence.is_finished:
+            return  # the device ran on after a stop string, or the round did not run
+        cut = sequence.commit(token_ids, num_drafted, num_accepted)
+        self.metrics.observe_round(num_drafted, num_accepted, len(cut.token_ids))
+        if request.first_token_time is None:
+            request.first_token_time = now
+        touched[request.request_id] = request
+        self._observe_on_host(request, sequence)
+        if sequence.is_finished:
+            self._release(sequence)
+            self._close_if_finished(request)
+
+    def _host_drafts(self, sequence_ids: list[str], bucket_rows: int) -> Drafts:
+        """What the host proposer guesses, padded; K = 0, the plain program, when it guesses nothing at all."""
+        assert self._host_proposer is not None
+        K = self._programs.shapes.num_host_drafts
+        guesses = self._host_proposer.propose(sequence_ids)
+        if len(guesses) != len(sequence_ids) or any(len(guess) > K for guess in guesses):
+            raise RuntimeError(f"a host proposer must give one list of at most {K} ids for each request, got {guesses}")
+        if not any(guesses):
+            K = 0
+        token_ids_BK = np.full((bucket_rows, K), -1, np.int32)
+        counts_B = np.zeros(bucket_rows, np.int32)
+        for index, guess in enumerate(guesses):
+            token_ids_BK[index, : len(guess)] = guess
+            counts_B[index] = len(guess)
+        return Drafts(token_ids_BK=token_ids_BK, counts_B=counts_B)  # pyright: ignore[reportArgumentType]
+
+    def _observe_on_host(self, request: Request, sequence: Sequence) -> None:
+        if self._host_proposer is not None:
+            self._host_proposer.observe(
+                sequence.state.sequence_id, request.prompt_token_ids, sequence.progress.token_ids
+            )
+
+    def _new_sequence(self, request: Request, index: int, key: np.ndarray) -> Sequence:
+        params, tokenizer, num_prompt = request.params, self.parts.tokenizer, len(request.prompt_token_ids)
+        room = self.config.max_model_len - num_prompt
+        max_output = room if params.max_tokens is None else min(params.max_tokens, room)
+        detokenizer = None
+        if tokenizer is not None and params.detokenize:
+            detokenizer = IncrementalDetokenizer(tokenizer, request.prompt_token_ids, params.skip_special_tokens)
+        state = SequenceState(f"{request.request_id}-{index}", num_prompt, num_prompt + max_output)
+        progress = Progress(params, frozenset(self.parts.target.config.eos_token_ids), max_output, detokenizer)
+        return Sequence(index, state, progress, key, AcceptanceStats(self.config.num_speculative_tokens))
+
+    def _admission(self, request: Request, sequence: Sequence):
+        params, state = request.params, sequence.state
+        eos_ids = () if params.ignore_eos else self.parts.target.config.eos_token_ids
+        return pack.pack_admission(
+            row=state.row,
+            prompt_token_ids=request.prompt_token_ids,
+            max_model_len=self.config.max_model_len,
+            min_len=state.num_prompt_tokens + params.min_tokens,
+            max_len=state.max_len,
+            stop_ids=list(dict.fromkeys((*eos_ids, *(params.stop_token_ids or ())))),
+            temperature=params.temperature,
+            top_k=max(params.top_k, 0),
+            top_p=params.top_p,
+            min_p=params.min_p,
+            key=sequence.key,
+        )
+
+    def _release(self, sequence: Sequence) -> None:
+        self.scheduler.finish(sequence.state)
+        del self._sequences[sequence.state.sequence_id]
+        if self._host_proposer is not None:
+            self._host_proposer.finish(sequence.state.sequence_id)
+
+    def _close_if_finished(self, request: Request) -> None:
+        if not request.is_finished:
+            return
+        del self._requests[request.request_id]
+        request.finished_time = time.monotonic()
+        first = request.first_token_time
+        for sequence in request.sequences:
+            self.metrics.observe_finish(
+                sequence.progress.finish_reason or "abort",
+                request.finished_time - request.arrival_time,
+                None if first is None else first - request.arrival_time,
+                len(sequence.progress.token_ids),
+            )

@@ -1,0 +1,179 @@
+"""Host. `Engine`: prompts in, answers out, in the caller's own thread."""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as SequenceOf
+from typing import Any
+
+from tqdm import tqdm
+
+from jaxspec.config.engine import EngineConfig
+from jaxspec.config.resolve import ResolvedConfig
+from jaxspec.engine.build import build
+from jaxspec.engine.core import EngineCore
+from jaxspec.engine.outputs import RequestOutput
+from jaxspec.engine.request import Prompt, Request
+from jaxspec.engine.trace import RoundTrace, trace_request
+from jaxspec.errors import RequestError
+from jaxspec.proposers.base import HostProposer, Proposer
+from jaxspec.sampling.params import SamplingParams
+from jaxspec.text.tokenizer import Tokenizer
+
+
+class Engine:
+    """A model with its drafter, compiled and ready.
+
+    >>> engine = Engine("smollm2-135m-instruct", speculative_config={"method": "ngram", "num_speculative_tokens": 4})
+    ... # doctest: +SKIP
+    >>> engine.generate("Once upon a time", SamplingParams(max_tokens=32))[0].outputs[0].text  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        speculative_config: Mapping[str, Any] | None = None,
+        proposer: Proposer | HostProposer | None = None,
+        use_tqdm: bool = True,
+        **config: Any,
+    ):
+        """Load and compile; ready when it returns.
+
+        Args:
+            model: alias, hub name, folder or .gguf file of the target.
+            speculative_config: vLLM's keys (see `jaxspec.config.speculative.SpeculativeConfig`); None decodes plainly.
+            proposer: your own drafter, with method "custom".
+            use_tqdm: draw a bar while compiling.
+            config: any other field of `jaxspec.config.engine.EngineConfig`.
+
+        Raises:
+            ConfigError, WeightsError, CapacityError.
+        """
+        settings = EngineConfig(model=model, speculative_config=speculative_config, **config)  # type: ignore[arg-type]
+        self._core = EngineCore(build(settings, custom_proposer=proposer, show_progress=use_tqdm))
+        self._ids = itertools.count()
+
+    @property
+    def config(self) -> ResolvedConfig:
+        return self._core.config
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self._core.parts.tokenizer
+
+    @property
+    def core(self) -> EngineCore:
+        """The loop underneath, for benchmarks and tests."""
+        return self._core
+
+    @property
+    def compiles_after_ready(self) -> int:
+        return self._core.compiles_after_ready
+
+    def get_metrics(self) -> dict[str, Any]:
+        """Every counter and gauge by its Prometheus name."""
+        self._core.metrics.set_compiles_after_ready(self.compiles_after_ready)
+        return self._core.metrics.snapshot()
+
+    def generate(
+        self,
+        prompts: Prompt | SequenceOf[Prompt],
+        sampling_params: SamplingParams | SequenceOf[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer prompts, batched as they fit.
+
+        Args:
+            prompts: one or many; a prompt is a string or {"prompt_token_ids": [...]}.
+            sampling_params: one for all, or one a prompt.
+            use_tqdm: draw a bar with input and output tokens a second.
+
+        Returns:
+            One finished output a prompt, in the prompts' order.
+
+        Raises:
+            RequestError, CapacityError: a prompt cannot be served; then none of them was started.
+        """
+        prompts, params = _paired(prompts, sampling_params)
+        requests: list[Request] = []
+        try:
+            for prompt, one in zip(prompts, params, strict=True):
+                requests.append(self._core.add_request(self._next_id(), prompt, one))
+            self._run(requests, use_tqdm)
+        except BaseException:
+            for request in requests:
+                self._core.abort(request.request_id)
+            raise
+        return [request.output() for request in requests]
+
+    def chat(
+        self,
+        messages: SequenceOf[Any],
+        sampling_params: SamplingParams | SequenceOf[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        **template_kwargs: Any,
+    ) -> list[RequestOutput]:
+        """Answer conversations. messages: one conversation (a list of {"role", "content"}) or a list of them."""
+        if self.tokenizer is None:
+            raise RequestError("chat needs a tokenizer with a chat template, which this model has not", param="messages")
+        tokenizer = self.tokenizer
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        texts = [
+            tokenizer.apply_chat_template(turns, add_generation_prompt=add_generation_prompt, **template_kwargs)
+            for turns in conversations
+        ]
+        # A template writes its own special tokens.
+        prompts = [
+            {"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)} for text in texts
+        ]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+        """Answer one prompt, yielding after every round that added tokens; closing the iterator aborts the request."""
+        request = self._core.add_request(self._next_id(), prompt, sampling_params or SamplingParams())
+        try:
+            while not request.is_finished:
+                if request in self._core.step():
+                    yield request.output()
+        finally:
+            self._core.abort(request.request_id)
+
+    def trace(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> list[RoundTrace]:
+        """Answer one prompt alone and keep every round: drafts, the target's and the drafter's distributions, the
+        verdict. For research: it compiles programs of its own on first use and copies logits to the host."""
+        return trace_request(self._core, prompt, sampling_params or SamplingParams())
+
+    def _run(self, requests: SequenceOf[Request], use_tqdm: bool) -> None:
+        num_prompt = sum(len(request.prompt_token_ids) for request in requests)
+        with tqdm(total=len(requests), desc="requests", disable=not use_tqdm, dynamic_ncols=True) as bar:
+            running = set(requests)
+            while running:
+                self._core.step()
+                done = {request for request in running if request.is_finished}
+                running -= done
+                bar.update(len(done))
+                if done:
+                    num_output = sum(len(s.progress.token_ids) for request in requests for s in request.sequences)
+                    seconds = max(bar.format_dict["elapsed"], 1e-9)
+                    bar.set_postfix_str(f"{num_prompt / seconds:.1f} in, {num_output / seconds:.1f} out tokens/s")
+
+    def _next_id(self) -> str:
+        return f"request-{next(self._ids)}"
+
+
+def _paired(
+    prompts: Prompt | SequenceOf[Prompt], params: SamplingParams | SequenceOf[SamplingParams] | None
+) -> tuple[list[Prompt], list[SamplingParams]]:
+    listed = [prompts] if isinstance(prompts, (str, Mapping)) else list(prompts)
+    if params is None or isinstance(params, SamplingParams):
+        return listed, [params or SamplingParams()] * len(listed)
+    params = list(params)
+    if len(params) != len(listed):
+        raise RequestError(
+            f"sampling_params must be one for all prompts or one a prompt; got {len(params)} for {len(listed)} prompts",
+            param="sampling_params",
+        )
+    return listed, params

@@ -1,0 +1,108 @@
+"""Host. A request and its n sequences, from checked input to output."""
+
+import time
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from jaxspec.engine.commit import Cut, Progress, commit_block
+from jaxspec.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from jaxspec.errors import RequestError
+from jaxspec.metrics.acceptance import AcceptanceStats
+from jaxspec.sampling.params import SamplingParams
+from jaxspec.scheduler.request import SequenceState
+
+Prompt = str | dict[str, Any]
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One of a request's n answers: where it stands in the schedule, and what it has said."""
+
+    index: int
+    state: SequenceState
+    progress: Progress
+    key: np.ndarray  # uint32[2]
+    stats: AcceptanceStats
+    text_delta: str = ""
+    token_ids_delta: list[int] = field(default_factory=list)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.progress.finish_reason is not None
+
+    def commit(self, token_ids: SequenceOf[int], num_drafted: int, num_accepted: int) -> Cut:
+        """Take one round's block."""
+        cut = commit_block(self.progress, token_ids)
+        self.stats.observe(num_drafted, num_accepted, len(cut.token_ids))
+        self.text_delta += cut.text
+        self.token_ids_delta.extend(cut.token_ids)
+        return cut
+
+
+@dataclass(eq=False)
+class Request:
+    """A request in flight."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    sequences: list[Sequence]
+    arrival_time: float = field(default_factory=time.monotonic)
+    first_token_time: float | None = None
+    finished_time: float | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        return all(sequence.is_finished for sequence in self.sequences)
+
+    def output(self) -> RequestOutput:
+        """The request as a caller sees it; what the deltas hold is new since the last call."""
+        stats = AcceptanceStats(self.sequences[0].stats.num_spec_tokens)
+        outputs = []
+        for sequence in self.sequences:
+            stats.merge(sequence.stats)
+            progress = sequence.progress
+            outputs.append(
+                CompletionOutput(
+                    index=sequence.index,
+                    text=progress.text,
+                    token_ids=list(progress.token_ids),
+                    finish_reason=progress.finish_reason,
+                    stop_reason=progress.stop_reason,
+                    text_delta=sequence.text_delta,
+                    token_ids_delta=sequence.token_ids_delta,
+                )
+            )
+            sequence.text_delta, sequence.token_ids_delta = "", []
+        metrics = RequestMetrics(self.arrival_time, self.first_token_time, self.finished_time, stats.as_dict())
+        return RequestOutput(
+            self.request_id, self.prompt, list(self.prompt_token_ids), outputs, self.is_finished, metrics
+        )
+
+
+def check_prompt_token_ids(token_ids: Any, *, vocab_size: int, max_model_len: int) -> list[int]:
+    """Token ids as the engine needs them.
+
+    Raises:
+        RequestError: not a non-empty list of ids of the vocabulary, or no room for even one token of an answer.
+    """
+    if not isinstance(token_ids, (list, tuple, np.ndarray)) or len(token_ids) == 0:
+        raise RequestError("a prompt must hold at least one token; an empty one has nothing to continue", param="prompt")
+    ids = []
+    for token_id in token_ids:
+        if isinstance(token_id, bool) or not isinstance(token_id, (int, np.integer)):
+            raise RequestError(f"prompt_token_ids must be integers, got {token_id!r}", param="prompt")
+        if not 0 <= token_id < vocab_size:
+            raise RequestError(f"prompt token {token_id} is outside the vocabulary [0, {vocab_size})", param="prompt")
+        ids.append(int(token_id))
+    if len(ids) >= max_model_len:
+        raise RequestError(
+            f"the prompt has {len(ids)} tokens and must leave room for one more within max_model_len={max_model_len}; "
+            "shorten it or raise max_model_len",
+            param="prompt",
+        )
+    return ids

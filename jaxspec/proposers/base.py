@@ -1,0 +1,71 @@
+"""Device and host. The two protocols of those who guess: pure functions in the program, or a host object beside it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxspec.models.base import Tokens
+from jaxspec.types import SamplingTable
+from jaxspec.types import Drafts
+
+ProposerState = Any  # a pytree of arrays whose leading axis, where it counts rows, is the engine's row table
+
+
+@struct.dataclass
+class RowView:
+    """What a proposer sees of the rows in a batch, B of them."""
+
+    rows_B: jax.Array  # i32, the row's index in the engine's row table: where per-row proposer state lives
+    is_active_B: jax.Array  # bool; an inactive row drafts nothing and writes nothing
+    history_BC: jax.Array  # i32, committed tokens; meaningless from len on
+    len_B: jax.Array  # i32, committed tokens
+    max_len_B: jax.Array  # i32, tokens the row may ever hold
+    pages_BM: jax.Array  # i32, -1 = none; a proposer's own pool has the same page ids
+    table: SamplingTable  # the rows' sampling parameters and request keys
+
+
+class Proposer(NamedTuple):
+    """One drafting method, as pure functions compiled into the round.
+
+    init(num_rows) -> state, on the host.
+    prefill(weights, state, rows_B, tokens, hidden_BTD) -> state: the prompt's tokens as the target saw them; called at
+        least once a request, with no valid token for a one-token prompt. The first token's position 0 resets the row.
+    propose(weights, state, view) -> (Drafts, state): K drafts a row, following history[:len].
+    `weights` is {"target": ..., "draft": ...}. `num_tokens` is K; with 0 the round is plain decoding.
+    """
+
+    num_tokens: int
+    init: Callable[[int], ProposerState]
+    prefill: Callable[[Any, ProposerState, jax.Array, Tokens, jax.Array], ProposerState]
+    propose: Callable[[Any, ProposerState, RowView], tuple[Drafts, ProposerState]]
+
+
+class HostProposer(Protocol):
+    """A drafting method that lives on the host; the engine then runs the split pair and asks it in between."""
+
+    num_tokens: int
+
+    def observe(self, request_id: str, prompt_token_ids: Sequence[int], output_token_ids: Sequence[int]) -> None:
+        """Committed tokens of a request, after its prefill and after every round."""
+        ...
+
+    def propose(self, request_ids: Sequence[str]) -> list[list[int]]:
+        """For each request at most `num_tokens` guesses of what follows; an empty list guesses nothing."""
+        ...
+
+    def finish(self, request_id: str) -> None:
+        """The request is over; its state may go."""
+        ...
+
+
+def no_proposer() -> Proposer:
+    """Plain decoding: K = 0, no drafts, no state."""
+    def propose(weights, state, view: RowView) -> tuple[Drafts, ProposerState]:
+        del weights
+        rows = view.len_B.shape[0]
+        return Drafts(token_ids_BK=jnp.zeros((rows, 0), jnp.int32), counts_B=jnp.zeros(rows, jnp.int32)), state
+
+    return Proposer(0, lambda num_rows: (), lambda weights, state, rows_B, tokens, hidden_BTD: state, propose)

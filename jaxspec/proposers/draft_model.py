@@ -1,0 +1,122 @@
+"""Device. A small model guesses: one pass over the tokens committed since it last ran, then a scan of single steps."""
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxspec.cache.pages import slots_of
+from jaxspec.config.model import ModelConfig
+from jaxspec.keys import Purpose, gumbel, token_key
+from jaxspec.models.base import Family, Tokens
+from jaxspec.proposers.base import Proposer, RowView
+from jaxspec.sampling.logits import process
+from jaxspec.types import Drafts
+
+
+@struct.dataclass
+class DraftModelState:
+    """pool: the draft's own pages, same ids as the target's; cached_R: positions [0, cached) of a row hold the keys of
+    committed tokens, whatever a rejected draft wrote beyond."""
+
+    pool: jax.Array  # [L*P, S, 2G, H]
+    cached_R: jax.Array  # i32
+
+
+def draft_model(
+    family: Family,
+    config: ModelConfig,
+    *,
+    num_tokens: int,
+    max_model_len: int,
+    sample_method: Literal["greedy", "probabilistic"],
+    pool_shape: tuple[int, int, int, int],
+    pool_dtype: Any,
+) -> Proposer:
+    """A drafting model as a `Proposer`.
+
+    Args:
+        family, config: the draft, which shares the target's vocabulary; its weights are `weights["draft"]`.
+        num_tokens: K.
+        max_model_len: positions the draft may use; a row that reaches it goes on without drafts.
+        sample_method: "greedy" drafts are the draft's argmax, a point mass; "probabilistic" ones are drawn from its
+            distribution under the row's own sampling parameters, which verification then needs.
+        pool_shape, pool_dtype: the draft's page pool.
+
+    A row that fell behind by more than J tokens catches up J tokens a round and drafts nothing meanwhile.
+    """
+    J = num_tokens + 1
+    block_size = pool_shape[1]
+
+    def init(num_rows: int) -> DraftModelState:
+        return DraftModelState(pool=jnp.zeros(pool_shape, pool_dtype), cached_R=jnp.zeros(num_rows, jnp.int32))
+
+    def run(weights, pool, token_ids_BT, positions_BT, view_pages_BM):
+        inside = (positions_BT >= 0) & (positions_BT < max_model_len)
+        positions_BT = jnp.where(inside, positions_BT, -1)
+        tokens = Tokens(
+            token_ids_BT=jnp.where(inside, token_ids_BT, 0),
+            positions_BT=positions_BT,
+            slots_BT=slots_of(positions_BT, view_pages_BM, block_size),
+            pages_BM=view_pages_BM,
+        )
+        return family.forward(weights["draft"], config, tokens, pool)
+
+    def prefill(weights, state: DraftModelState, rows_B, tokens: Tokens, hidden_BTD) -> DraftModelState:
+        del hidden_BTD
+        _, pool = run(weights, state.pool, tokens.token_ids_BT, tokens.positions_BT, tokens.pages_BM)
+        end_B = jnp.max(tokens.positions_BT, axis=1) + 1
+        return DraftModelState(pool=pool, cached_R=state.cached_R.at[rows_B].set(end_B))
+
+    def draw(logits_BV, view: RowView, offset) -> tuple[jax.Array, jax.Array]:
+        """The next draft of each row and the logits it was drawn from."""
+        if sample_method == "greedy":
+            return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32), logits_BV
+        logits_BV = process(logits_BV[:, None], view.table)[:, 0]
+        key_B2 = token_key(view.table.key_B2, view.len_B, offset, Purpose.DRAFT)
+        noise_BV = gumbel(key_B2, jnp.arange(logits_BV.shape[1], dtype=jnp.int32)[None, :])
+        is_greedy_B1 = (view.table.temperature_B == 0)[:, None]
+        score_BV = jnp.where(is_greedy_B1, logits_BV, logits_BV + noise_BV)
+        return jnp.argmax(score_BV, axis=-1).astype(jnp.int32), logits_BV
+
+    def propose(weights, state: DraftModelState, view: RowView) -> tuple[Drafts, DraftModelState]:
+        cached_B = state.cached_R[view.rows_B]
+        behind_B = view.len_B - cached_B
+        fed_B = jnp.where(view.is_active_B, jnp.minimum(behind_B, J), 0)
+
+        # First pass: the committed tokens the draft has not seen, padded to J.
+        j_1J = jnp.arange(J, dtype=jnp.int32)[None, :]
+        positions_BJ = jnp.where(j_1J < fed_B[:, None], cached_B[:, None] + j_1J, -1)
+        token_ids_BJ = jnp.take_along_axis(view.history_BC, jnp.maximum(positions_BJ, 0), axis=1)
+        hidden_BJD, pool = run(weights, state.pool, token_ids_BJ, positions_BJ, view.pages_BM)
+        last_B = jnp.maximum(fed_B - 1, 0)
+        hidden_BD = jnp.take_along_axis(hidden_BJD, last_B[:, None, None], axis=1)
+        first_B, first_logits_BV = draw(family.logits(weights["draft"], config, hidden_BD)[:, 0], view, 0)
+
+        can_draft_B = view.is_active_B & (behind_B <= J)
+        room_B = jnp.minimum(view.max_len_B - 1, max_model_len) - view.len_B
+        counts_B = jnp.where(can_draft_B, jnp.clip(room_B, 0, num_tokens), 0)
+
+        def step(carry, offset):
+            token_B, pool = carry
+            position_B = jnp.where(offset <= counts_B - 1, view.len_B + offset - 1, -1)
+            hidden_B1D, pool = run(weights, pool, token_B[:, None], position_B[:, None], view.pages_BM)
+            token_B, logits_BV = draw(family.logits(weights["draft"], config, hidden_B1D)[:, 0], view, offset)
+            return (token_B, pool), (token_B, logits_BV if sample_method == "probabilistic" else ())
+
+        (_, pool), (rest_kB, rest_logits) = jax.lax.scan(
+            step, (first_B, pool), jnp.arange(1, num_tokens, dtype=jnp.int32)
+        )
+        token_ids_BK = jnp.concatenate([first_B[:, None], rest_kB.T], axis=1)
+        token_ids_BK = jnp.where(jnp.arange(num_tokens)[None, :] < counts_B[:, None], token_ids_BK, -1)
+        logits_BKV = None
+        if sample_method == "probabilistic":
+            logits_BKV = jnp.concatenate([first_logits_BV[:, None], rest_logits.transpose(1, 0, 2)], axis=1)
+        # Where nothing was fed (an inactive row) nothing moves; drafts' keys are beyond `cached` and overwritten.
+        cached_R = state.cached_R.at[view.rows_B].set(cached_B + fed_B)
+        return Drafts(token_ids_BK=token_ids_BK, counts_B=counts_B, logits_BKV=logits_BKV), DraftModelState(
+            pool=pool, cached_R=cached_R
+        )
+
+    return Proposer(num_tokens, init, prefill, propose)

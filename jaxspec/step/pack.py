@@ -1,0 +1,93 @@
+"""Host. Plain numpy in the shapes the programs were compiled for: padding is -1 or the guard row, never a real row."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxspec.errors import RequestError
+from jaxspec.step.prefill import Admission, Chunk
+from jaxspec.step.state import MAX_STOP_IDS, Batch
+
+
+def bucket_of(size: int, buckets: Sequence[int]) -> int:
+    """The smallest bucket that holds `size`; buckets ascend."""
+    for bucket in buckets:
+        if size <= bucket:
+            return bucket
+    raise AssertionError(f"{size=} exceeds the largest of {buckets=}")
+
+
+def geometric_buckets(smallest: int, largest: int, factor: int) -> tuple[int, ...]:
+    """smallest, smallest * factor, … below `largest`, then `largest` itself."""
+    buckets = []
+    while smallest < largest:
+        buckets.append(smallest)
+        smallest *= factor
+    return (*buckets, largest)
+
+
+def pack_pages(pages: Sequence[int], pages_per_row: int) -> np.ndarray:
+    """i32[M]: the pages in order, then -1."""
+    packed = np.full(pages_per_row, -1, np.int32)
+    packed[: len(pages)] = pages
+    return packed
+
+
+def pack_batch(
+    rows: Sequence[int], pages: Sequence[Sequence[int]], bucket_rows: int, guard_row: int, pages_per_row: int
+) -> Batch:
+    """The rows of a round, padded to a bucket with the guard row."""
+    rows_B = np.full(bucket_rows, guard_row, np.int32)
+    rows_B[: len(rows)] = rows
+    pages_BM = np.full((bucket_rows, pages_per_row), -1, np.int32)
+    for index, row_pages in enumerate(pages):
+        pages_BM[index, : len(row_pages)] = row_pages
+    return Batch(rows_B=rows_B, pages_BM=pages_BM)  # pyright: ignore[reportArgumentType]
+
+
+def pack_chunk(row: int, start: int, num_tokens: int, pages: Sequence[int], pages_per_row: int) -> Chunk:
+    """One chunk of a prompt."""
+    return Chunk(
+        row=np.int32(row),  # pyright: ignore[reportArgumentType]
+        start=np.int32(start),  # pyright: ignore[reportArgumentType]
+        num_tokens=np.int32(num_tokens),  # pyright: ignore[reportArgumentType]
+        pages_M=pack_pages(pages, pages_per_row),  # pyright: ignore[reportArgumentType]
+    )
+
+
+def pack_admission(
+    *,
+    row: int,
+    prompt_token_ids: Sequence[int],
+    max_model_len: int,
+    min_len: int,
+    max_len: int,
+    stop_ids: Sequence[int],
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    key: np.ndarray,
+) -> Admission:
+    """A request's row.
+
+    Raises:
+        RequestError: more stop ids than the device table holds.
+    """
+    if len(stop_ids) > MAX_STOP_IDS:
+        raise RequestError(
+            f"stop_token_ids and EOS together must be at most {MAX_STOP_IDS}, got {len(stop_ids)}; pass fewer",
+            param="stop_token_ids",
+        )
+    history = np.zeros(max_model_len, np.int32)
+    history[: len(prompt_token_ids)] = prompt_token_ids
+    stops = np.full(MAX_STOP_IDS, -1, np.int32)
+    stops[: len(stop_ids)] = stop_ids
+    return Admission(
+        row=np.int32(row),  # pyright: ignore[reportArgumentType]
+        history_C=history,  # pyright: ignore[reportArgumentType]
+        lengths_3=np.array([len(prompt_token_ids), min_len, max_len], np.int32),  # pyright: ignore[reportArgumentType]
+        stop_ids_W=stops,  # pyright: ignore[reportArgumentType]
+        sampling_4=np.array([temperature, top_k, top_p, min_p], np.float32),  # pyright: ignore[reportArgumentType]
+        key_2=np.asarray(key, np.uint32),  # pyright: ignore[reportArgumentType]
+    )

@@ -1,0 +1,192 @@
+"""Device. The pure programs of decoding: propose, verify_commit, and the round that is one after the other."""
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxspec.cache.pages import slots_of
+from jaxspec.config.model import ModelConfig
+from jaxspec.models.base import Family, Tokens
+from jaxspec.proposers.base import Proposer, RowView
+from jaxspec.rejection.verify import verify
+from jaxspec.sampling.min_tokens import mask_stop_ids
+from jaxspec.step.state import Batch, DecodeState, RoundOutput
+from jaxspec.types import Drafts, Verdict
+
+
+class Target(NamedTuple):
+    """What verification needs to know beyond arrays; static in every program."""
+
+    family: Family
+    config: ModelConfig
+    rule: Literal["standard", "coupled"]
+    implementation: Literal["auto", "reference", "pallas"]
+
+
+def row_view(state: DecodeState, batch: Batch) -> RowView:
+    """The batch's rows of the row tables."""
+    rows_B = batch.rows_B
+    return RowView(
+        rows_B=rows_B,
+        is_active_B=~state.is_finished_R[rows_B],
+        history_BC=state.history_RC[rows_B],
+        len_B=state.len_R[rows_B],
+        max_len_B=state.max_len_R[rows_B],
+        pages_BM=batch.pages_BM,
+        table=jax.tree.map(lambda leaf: leaf[rows_B], state.table),
+    )
+
+
+def propose(proposer: Proposer, weights: Any, state: DecodeState, batch: Batch) -> tuple[Drafts, DecodeState]:
+    """Draft up to K tokens a row. Of the state only the proposer's part changes."""
+    with jax.named_scope("draft"):
+        drafts, proposer_state = proposer.propose(weights, state.proposer, row_view(state, batch))
+    return drafts, state.replace(proposer=proposer_state)
+
+
+def verify_commit(
+    target: Target, weights: Any, state: DecodeState, batch: Batch, drafts: Drafts
+) -> tuple[DecodeState, RoundOutput]:
+    """Check K drafts a row in one forward pass of J = K + 1 positions, and commit what survives.
+
+    Args:
+        weights: {"target": ..., ...}.
+        state: donated.
+        batch: B rows.
+        drafts: K a row, K from their shape; counts beyond what a row may still hold are cut.
+
+    Returns:
+        The state with tokens, lengths, finish flags and pages updated, and what the host reads.
+    """
+    verdict, state, counts_B, _ = verify_only(target, weights, state, batch, drafts)
+    with jax.named_scope("commit"):
+        return commit(state, batch, verdict, counts_B)
+
+
+def verify_only(
+    target: Target, weights: Any, state: DecodeState, batch: Batch, drafts: Drafts
+) -> tuple[Verdict, DecodeState, jax.Array, jax.Array]:
+    """The forward pass and the verdict, nothing committed: (verdict, state with new pages, counts_B, logits_BJV)."""
+    view = row_view(state, batch)
+    K = drafts.token_ids_BK.shape[1]
+    # The last position yields a token of its own, so a row with r tokens to go can use r - 1 drafts.
+    counts_B = jnp.where(view.is_active_B, jnp.clip(drafts.counts_B, 0, view.max_len_B - view.len_B - 1), 0)
+    drafts = drafts.replace(counts_B=counts_B)
+
+    with jax.named_scope("verify"):
+        j_1J = jnp.arange(K + 1, dtype=jnp.int32)[None, :]
+        is_fed_BJ = (j_1J <= counts_B[:, None]) & view.is_active_B[:, None]
+        positions_BJ = jnp.where(is_fed_BJ, view.len_B[:, None] - 1 + j_1J, -1)
+        last_B1 = jnp.take_along_axis(view.history_BC, jnp.maximum(view.len_B - 1, 0)[:, None], axis=1)
+        # A draft that is no token id is fed as 0 here and rejected below, by its own value.
+        in_vocabulary_BK = (drafts.token_ids_BK >= 0) & (drafts.token_ids_BK < target.config.vocab_size)
+        draft_ids_BK = jnp.where(in_vocabulary_BK, drafts.token_ids_BK, 0)
+        tokens = Tokens(
+            token_ids_BT=jnp.where(is_fed_BJ, jnp.concatenate([last_B1, draft_ids_BK], axis=1), 0),
+            positions_BT=positions_BJ,
+            slots_BT=slots_of(positions_BJ, batch.pages_BM, state.pool.shape[1]),
+            pages_BM=batch.pages_BM,
+        )
+        hidden_BJD, pool = target.family.forward(weights["target"], target.config, tokens, state.pool)
+        logits_BJV = target.family.logits(weights["target"], target.config, hidden_BJD)
+
+    with jax.named_scope("reject"):
+        too_short_BJ = view.len_B[:, None] + j_1J < state.min_len_R[batch.rows_B][:, None]
+        logits_BJV = mask_stop_ids(logits_BJV, state.stop_ids_RW[batch.rows_B], too_short_BJ)
+        verdict = verify(
+            logits_BJV,
+            drafts,
+            view.table,
+            view.len_B,
+            rule=target.rule,
+            implementation=target.implementation,
+        )
+    return verdict, state.replace(pool=pool), counts_B, logits_BJV
+
+
+def commit(
+    state: DecodeState, batch: Batch, verdict: Verdict, counts_B: jax.Array
+) -> tuple[DecodeState, RoundOutput]:
+    """Append the verdict's tokens to each active row, up to the first that finishes it."""
+    rows_B = batch.rows_B
+    len_B, max_len_B = state.len_R[rows_B], state.max_len_R[rows_B]
+    is_active_B = ~state.is_finished_R[rows_B]
+    j_1J = jnp.arange(verdict.token_ids_BJ.shape[1], dtype=jnp.int32)[None, :]
+    is_new_BJ = (j_1J <= verdict.num_accepted_B[:, None]) & is_active_B[:, None]
+
+    length_after_BJ = len_B[:, None] + j_1J + 1
+    is_stop_BJ = jnp.any(verdict.token_ids_BJ[:, :, None] == state.stop_ids_RW[rows_B][:, None, :], axis=-1)
+    is_stop_BJ &= length_after_BJ >= state.min_len_R[rows_B][:, None]
+    ends_BJ = is_new_BJ & (is_stop_BJ | (length_after_BJ >= max_len_B[:, None]))
+    ended_before_BJ = (jnp.cumsum(ends_BJ.astype(jnp.int32), axis=1) - ends_BJ.astype(jnp.int32)) > 0
+    is_kept_BJ = is_new_BJ & ~ended_before_BJ
+    num_kept_B = jnp.sum(is_kept_BJ.astype(jnp.int32), axis=1)
+
+    token_ids_BJ = jnp.where(is_kept_BJ, verdict.token_ids_BJ, -1)
+    column_BJ = jnp.where(is_kept_BJ, len_B[:, None] + j_1J, state.history_RC.shape[1])  # past the end: dropped
+    state = state.replace(
+        history_RC=state.history_RC.at[rows_B[:, None], column_BJ].set(token_ids_BJ, mode="drop"),
+        len_R=state.len_R.at[rows_B].add(num_kept_B),
+        is_finished_R=state.is_finished_R.at[rows_B].set(~is_active_B | jnp.any(ends_BJ, axis=1)),
+    )
+    num_accepted_B = jnp.where(is_active_B, verdict.num_accepted_B, 0)
+    packed_BX = jnp.concatenate([token_ids_BJ, counts_B[:, None], num_accepted_B[:, None]], axis=1)
+    return state, RoundOutput(packed_BX=packed_BX)
+
+
+def decode_round(
+    target: Target, proposer: Proposer, weights: Any, state: DecodeState, batch: Batch
+) -> tuple[DecodeState, RoundOutput]:
+    """One round: draft, verify, reject, commit. When no row has a draft it is a one-position forward."""
+    if proposer.num_tokens == 0:
+        drafts, state = propose(proposer, weights, state, batch)
+        return verify_commit(target, weights, state, batch, drafts)
+
+    drafts, state = propose(proposer, weights, state, batch)
+
+    def with_drafts(state: DecodeState) -> tuple[DecodeState, RoundOutput]:
+        return verify_commit(target, weights, state, batch, drafts)
+
+    def without(state: DecodeState) -> tuple[DecodeState, RoundOutput]:
+        nothing = Drafts(token_ids_BK=drafts.token_ids_BK[:, :0], counts_B=jnp.zeros_like(drafts.counts_B))
+        state, output = verify_commit(target, weights, state, batch, nothing)
+        padding = jnp.full((output.packed_BX.shape[0], proposer.num_tokens), -1, jnp.int32)
+        return state, RoundOutput(
+            packed_BX=jnp.concatenate([output.packed_BX[:, :1], padding, output.packed_BX[:, 1:]], axis=1)
+        )
+
+    return jax.lax.cond(jnp.any(drafts.counts_B > 0), with_drafts, without, state)
+
+
+def decode_rounds(
+    target: Target, proposer: Proposer, max_rounds: int, weights: Any, state: DecodeState, batch: Batch, num_rounds
+) -> tuple[DecodeState, RoundOutput]:
+    """Up to `num_rounds` (i32 scalar, at most the static `max_rounds`) rounds before the host looks.
+
+    It ends early when every row of the batch has finished.
+
+    Returns:
+        The state and the outputs stacked, packed_BX i32[max_rounds, B, J + 2]; rounds that did not run hold no token
+        (-1) and no draft.
+    """
+    J = proposer.num_tokens + 1
+    B = batch.rows_B.shape[0]
+    if max_rounds == 1:
+        state, output = decode_round(target, proposer, weights, state, batch)
+        return state, RoundOutput(packed_BX=output.packed_BX[None])
+
+    empty = jnp.concatenate([jnp.full((B, J), -1, jnp.int32), jnp.zeros((B, 2), jnp.int32)], axis=1)
+    outputs = jnp.broadcast_to(empty[None], (max_rounds, B, J + 2))
+
+    def goes_on(carry):
+        i, state, _ = carry
+        return (i < jnp.minimum(num_rounds, max_rounds)) & ~jnp.all(state.is_finished_R[batch.rows_B])
+
+    def body(carry):
+        i, state, outputs = carry
+        state, output = decode_round(target, proposer, weights, state, batch)
+        return i + 1, state, jax.lax.dynamic_update_index_in_dim(outputs, output.packed_BX, i, 0)
+
+    _, state, outputs = jax.lax.while_loop(goes_on, body, (jnp.int32(0), state, outputs))
+    return state, RoundOutput(packed_BX=outputs)
