@@ -3,7 +3,7 @@
 import argparse
 import difflib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -69,8 +69,11 @@ def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argpars
     return args
 
 
-def build(kinds: Sequence[type[Config]], args: argparse.Namespace) -> list[Config]:
-    """The configs that files and flags describe together, one for each of `kinds`."""
+def gather(kinds: Sequence[type[StrictConfig]], args: argparse.Namespace) -> dict[str, Any]:
+    """The keys that files and flags set together, for `pick` to build configs from.
+
+    Raises: ConfigError for a file that cannot be read and for a key that none of `kinds` knows.
+    """
     data: dict[str, Any] = {}
     for path in args.config:
         data |= read_yaml(path)
@@ -79,17 +82,16 @@ def build(kinds: Sequence[type[Config]], args: argparse.Namespace) -> list[Confi
     shorthands = {key: text for key, text in given.items() if text is not None}
     if shorthands:
         data["speculative_config"] = _with_shorthands(data.get("speculative_config") or {}, shorthands)
-    return split(kinds, data)
+    reject_unknown(data, set().union(*(_keys(kind) for kind in kinds)), "config")
+    return data
 
 
-def split(kinds: Sequence[type[Config]], data: Mapping[str, Any]) -> list[Config]:
-    """One config for each of `kinds` from keys that share a namespace. A key that none knows is an error."""
-    known: set[str] = set().union(*(_keys(kind) for kind in kinds))
-    reject_unknown(data, known, "config")
-    return [kind(**{key: value for key, value in data.items() if key in _keys(kind)}) for kind in kinds]
+def pick(kind: type[Config], data: Mapping[str, Any]) -> Config:
+    """The config of that kind from keys that several kinds share a namespace in."""
+    return kind(**{key: value for key, value in data.items() if key in _keys(kind)})
 
 
-def _keys(kind: type[StrictConfig]) -> Iterable[str]:
+def _keys(kind: type[StrictConfig]) -> set[str]:
     return {*kind.model_fields, *kind.NOT_YET}
 
 

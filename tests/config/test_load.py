@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from jaxspec.config.engine import EngineConfig, ServerConfig
-from jaxspec.config.load import add_flags, build, parse_flags
+from jaxspec.config.load import add_flags, gather, parse_flags, pick
 from jaxspec.errors import ConfigError
 
 KINDS = (EngineConfig, ServerConfig)
@@ -16,7 +16,8 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 def from_words(*words):
     parser = argparse.ArgumentParser(allow_abbrev=False)
     add_flags(parser, KINDS)
-    return build(KINDS, parse_flags(parser, words))
+    data = gather(KINDS, parse_flags(parser, words))
+    return [pick(kind, data) for kind in KINDS]
 
 
 def write(path, text):

@@ -1,0 +1,35 @@
+"""Host. The `jaxspec` command: a table of subcommands, each imported only when it is asked for."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+# name -> (module, function taking the words after the name and returning an exit status, what it does)
+COMMANDS = {
+    "serve": ("jaxspec.serve.server", "main", "an OpenAI-compatible server"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand. Returns its exit status, or 2 when there is no such command."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and words[0] in COMMANDS:
+        module, function, _ = COMMANDS[words[0]]
+        return getattr(importlib.import_module(module), function)(words[1:])
+    if words[:1] == ["--version"]:
+        from importlib.metadata import version
+
+        print(f"jaxspec {version('jaxspec')}")
+        return 0
+    asked_for_help = not words or words[0] in ("-h", "--help", "help")
+    if not asked_for_help:
+        print(f"jaxspec: no command {words[0]!r}", file=sys.stderr)
+    lines = ["usage: jaxspec COMMAND …", "", *(f"  {name:<8} {entry[2]}" for name, entry in COMMANDS.items())]
+    print(
+        "\n".join([*lines, "", "jaxspec COMMAND --help says more."]), file=sys.stdout if asked_for_help else sys.stderr
+    )
+    return 0 if asked_for_help else 2
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

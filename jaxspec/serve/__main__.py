@@ -1,0 +1,5 @@
+"""Host. `python -m jaxspec.serve` is `jaxspec serve`."""
+
+from jaxspec.serve.server import main
+
+raise SystemExit(main())

@@ -1,0 +1,238 @@
+"""Host. What a request may say: OpenAI's fields and vLLM's extras, each honoured or refused by its name."""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from jaxspec.errors import RequestError
+from jaxspec.sampling.params import SamplingParams
+
+# Sampling parameters that travel as they are: SamplingParams checks them and names the one at fault.
+SAMPLING_FIELDS = (
+    "n", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "max_tokens", "min_tokens",
+    "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens",
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "bad_words", "allowed_token_ids",
+    "logprobs", "prompt_logprobs", "truncate_prompt_tokens", "structured_outputs",
+)  # fmt: skip
+
+# Known fields that do not work here yet, with the values at which they ask for nothing (null always does).
+NOT_YET: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "response_format": ({"type": "text"},),
+    "priority": (0,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+}
+CHAT_NOT_YET: dict[str, tuple[Any, ...]] = {
+    **NOT_YET,
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "parallel_tool_calls": (True,),
+    "functions": ([],),
+    "function_call": ("none",),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "reasoning_effort": ("none",),
+    "documents": ([],),
+    "continue_final_message": (False,),
+    "chat_template": (),
+    "metadata": ({},),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+}
+
+DEFAULT_MAX_TOKENS = 16  # of a completion, as OpenAI's
+
+Parsed = TypeVar("Parsed", bound="WireModel")
+
+
+class WireModel(BaseModel):
+    """Base of what clients send: JSON types exactly, no unknown field."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class StreamOptions(WireModel):
+    """include_usage: a last chunk without choices carries the usage."""
+
+    include_usage: bool = False
+
+
+class TextPart(WireModel):
+    """One piece of a message's content; text is the only kind there is."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(WireModel):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: str | None = None
+
+    def as_template_input(self) -> dict[str, str]:
+        """What a chat template reads: content as one string."""
+        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": self.role, "content": content} | ({"name": self.name} if self.name is not None else {})
+
+
+class GenerationRequest(WireModel):
+    """What both ways to ask have in common. `sampling` holds the sampling fields as they came."""
+
+    KNOWN_LATER: ClassVar[Mapping[str, tuple[Any, ...]]] = NOT_YET
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    user: str | None = None  # a label for the caller's own books
+    sampling: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with a chunk of usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class CompletionRequest(GenerationRequest):
+    """POST /v1/completions. prompt: text, a list of texts, token ids, or a list of lists of token ids."""
+
+    prompt: Any
+
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, each a text or token ids.
+
+        Raises: RequestError for any other form, and for an empty one.
+        """
+        given = self.prompt
+        if isinstance(given, str) or (isinstance(given, list) and given and _is_id(given[0])):
+            given = [given]
+        if not isinstance(given, list) or not given:
+            raise RequestError("prompt must be a text, token ids, or a non-empty list of either", param="prompt")
+        for one in given:
+            if not isinstance(one, str) and not (isinstance(one, list) and all(map(_is_id, one))):
+                raise RequestError(
+                    "prompt must be a text, a list of texts, a list of token ids, or a list of such lists; "
+                    f"got an item that is {type(one).__name__}",
+                    param="prompt",
+                )
+            if not one:
+                raise RequestError("prompt must not be empty; send at least one token", param="prompt")
+        return given
+
+
+class ChatRequest(GenerationRequest):
+    """POST /v1/chat/completions."""
+
+    KNOWN_LATER: ClassVar[Mapping[str, tuple[Any, ...]]] = CHAT_NOT_YET
+
+    messages: list[Message] = Field(min_length=1)
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    max_completion_tokens: int | None = None
+    top_logprobs: int | None = None
+
+
+class TokenizeRequest(WireModel):
+    """POST /tokenize: a text, or messages through the chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = Field(None, min_length=1)
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(WireModel):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+def parse(kind: type[Parsed], body: Mapping[str, Any]) -> Parsed:
+    """A request of that kind.
+
+    Raises: RequestError naming the first field that is unknown, unsupported or wrong.
+    """
+    data = dict(body)
+    if issubclass(kind, GenerationRequest):
+        _refuse_not_yet(data, kind.KNOWN_LATER)
+        # null means "not given", as OpenAI's clients send it.
+        sampling = {key: data.pop(key) for key in SAMPLING_FIELDS if key in data}
+        _reject_unknown(data, {*kind.model_fields, *SAMPLING_FIELDS} - {"sampling"})
+        data["sampling"] = {key: value for key, value in sampling.items() if value is not None}
+    else:
+        _reject_unknown(data, kind.model_fields)
+    data = {key: value for key, value in data.items() if value is not None or key not in kind.model_fields}
+    try:
+        parsed = kind.model_validate(data)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        where = ".".join(str(part) for part in fault["loc"])
+        got = "" if fault["type"] == "missing" else f", got {_short(fault['input'])}"
+        raise RequestError(f"{where}: {fault['msg']}{got}", param=str(fault["loc"][0])) from None
+    if isinstance(parsed, GenerationRequest) and parsed.stream_options is not None and not parsed.stream:
+        raise RequestError(
+            "stream_options needs stream to be true; set it or leave stream_options out", param="stream_options"
+        )
+    return parsed
+
+
+def sampling_params(request: GenerationRequest, room: int) -> SamplingParams:
+    """The request's SamplingParams. room: tokens that still fit after the longest prompt.
+
+    Raises: RequestError naming the parameter at fault.
+    """
+    fields = dict(request.sampling)
+    if isinstance(request, ChatRequest):
+        if request.max_completion_tokens not in (None, fields.get("max_tokens", request.max_completion_tokens)):
+            raise RequestError(
+                "max_tokens and max_completion_tokens differ; send one of them", param="max_completion_tokens"
+            )
+        if request.max_completion_tokens is not None:
+            fields["max_tokens"] = request.max_completion_tokens
+        fields.setdefault("max_tokens", room)  # a chat answer may be as long as fits
+        logprobs = fields.pop("logprobs", False)
+        if logprobs is not False or request.top_logprobs is not None:
+            fields["logprobs"] = request.top_logprobs or 1
+    fields.setdefault("max_tokens", min(DEFAULT_MAX_TOKENS, room))
+    params = SamplingParams(**fields)
+    if params.max_tokens is not None and params.max_tokens > room:
+        raise RequestError(
+            f"max_tokens={params.max_tokens} must not exceed the {room} tokens that fit after the prompt; lower it",
+            param="max_tokens",
+        )
+    return params
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _refuse_not_yet(data: dict[str, Any], known_later: Mapping[str, tuple[Any, ...]]) -> None:
+    for key in [key for key in data if key in known_later]:
+        value = data.pop(key)
+        if value is not None and value not in known_later[key]:
+            raise RequestError(f"{key} is not supported yet, got {_short(value)}; leave it out", param=key)
+
+
+def _reject_unknown(data: Mapping[str, Any], known: Any) -> None:
+    for key in data:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=3, cutoff=0.6)
+            remedy = f"did you mean {' or '.join(near)}?" if near else "leave it out"
+            raise RequestError(f"unknown field {_short(key)}; {remedy}", param=key[:100])
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Run the tests in a .venv of their own making.
+#
+#   ./scripts/test.sh [WORDS FOR PYTEST]
+#   ./scripts/test.sh --all [WORDS]    what CI runs: lint, format, types, and every test, heavy ones too
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. scripts/venv.sh
+
+all=false
+words=()
+for word in "$@"; do
+    if [ "$word" = --all ]; then all=true; else words+=("$word"); fi
+done
+
+if $all; then
+    prepare_venv dev
+    .venv/bin/ruff format --check .
+    .venv/bin/ruff check .
+    # pyright fetches its own program on first use; where that cannot be had, the rest still runs.
+    if .venv/bin/pyright --version >/dev/null 2>&1; then
+        .venv/bin/pyright --pythonpath .venv/bin/python
+    else
+        echo "pyright cannot start here: types were not checked" >&2
+    fi
+else
+    prepare_venv test
+fi
+exec .venv/bin/python -m pytest ${words[@]+"${words[@]}"}
