@@ -78,7 +78,7 @@ def build(
         resolved, platform, draft_checkpoint.config if draft_checkpoint else None, custom_proposer
     )
     rule = resolved.speculative_config.rejection_sample_method if resolved.speculative_config else "coupled"
-    target = Target(family_of(checkpoint.config.family), checkpoint.config, rule, resolved.implementation)
+    target = Target(family_of(checkpoint.config.family), checkpoint.config, rule, resolved.implementation, platform)
     dtype = page_dtype(resolved.dtype, platform)
     state = initial_state(
         max_rows=resolved.max_num_seqs,

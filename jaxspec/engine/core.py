@@ -32,7 +32,7 @@ class EngineCore:
         self.parts = parts
         self.config = parts.config
         self._weights = parts.weights
-        self._state: Any = parts.state
+        self.state: Any = parts.state  # taken: whoever else holds `parts.state` finds it donated
         self._programs = parts.programs
         self._host_proposer = parts.host_proposer
         self._requests: dict[str, Request] = {}
@@ -129,13 +129,13 @@ class EngineCore:
         plan = self.scheduler.plan()
         for state in plan.admitted:
             request, sequence = self._sequences[state.sequence_id]
-            self._state = self._programs.admit(self._state, self._admission(request, sequence))
+            self.state = self._programs.admit(self.state, self._admission(request, sequence))
         for chunk in plan.chunks:
             state = chunk.sequence
             packed = pack.pack_chunk(
                 state.row, chunk.start, chunk.num_tokens, state.pages, self._programs.shapes.pages_per_row
             )
-            self._state = self._programs.prefill(self._weights, self._state, packed)
+            self.state = self._programs.prefill(self._weights, self.state, packed)
             if state.num_to_prefill == 0:
                 request, sequence = self._sequences[state.sequence_id]
                 self.metrics.observe_prompt(state.num_prompt_tokens)
@@ -163,11 +163,11 @@ class EngineCore:
         )
         if self._host_proposer is not None:
             drafts = self._host_drafts([state.sequence_id for state in states], batch.rows_B.shape[0])
-            self._state, output = self._programs.verify_commit(self._weights, self._state, batch, drafts)
+            self.state, output = self._programs.verify_commit(self._weights, self.state, batch, drafts)
             packed_RBX = np.asarray(output.packed_BX)[None]
         else:
             num_rounds = 1 if self.scheduler.num_waiting else shapes.max_rounds
-            self._state, output = self._programs.decode_rounds(self._weights, self._state, batch, num_rounds)
+            self.state, output = self._programs.decode_rounds(self._weights, self.state, batch, num_rounds)
             packed_RBX = np.asarray(output.packed_BX)
         now = time.monotonic()
         for packed_BX in packed_RBX:

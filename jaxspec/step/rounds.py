@@ -22,6 +22,7 @@ class Target(NamedTuple):
     config: ModelConfig
     rule: Literal["standard", "coupled"]
     implementation: Literal["auto", "reference", "pallas"]
+    platform: str  # the mesh's: "cpu", "tpu", "cuda", …
 
 
 def row_view(state: DecodeState, batch: Batch) -> RowView:
@@ -101,6 +102,7 @@ def verify_only(
             view.len_B,
             rule=target.rule,
             implementation=target.implementation,
+            platform=target.platform,
         )
     return verdict, state.replace(pool=pool), counts_B, logits_BJV
 

@@ -1,0 +1,205 @@
+"""Host. `AsyncEngine`: the engine on a thread of its own, its outputs as async iterators; what the server runs on."""
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from jaxspec.config.engine import EngineConfig
+from jaxspec.config.resolve import ResolvedConfig
+from jaxspec.engine.build import build
+from jaxspec.engine.core import EngineCore
+from jaxspec.engine.outputs import RequestOutput
+from jaxspec.engine.request import Prompt
+from jaxspec.errors import JaxspecError
+from jaxspec.metrics.acceptance import log_line
+from jaxspec.metrics.prometheus import EngineMetrics
+from jaxspec.sampling.params import SamplingParams
+from jaxspec.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+LOG_EVERY_S = 10.0
+
+
+class EngineDeadError(JaxspecError):
+    """The engine's thread has ended; nothing more will be answered."""
+
+
+@dataclass(eq=False)
+class _Client:
+    """Where a request's outputs go: a queue of the event loop that asked."""
+
+    loop: asyncio.AbstractEventLoop
+    outputs: asyncio.Queue[RequestOutput | Exception] = field(default_factory=asyncio.Queue)
+
+    def send(self, item: RequestOutput | Exception) -> None:
+        try:
+            self.loop.call_soon_threadsafe(self.outputs.put_nowait, item)
+        except RuntimeError:
+            logger.debug("an event loop closed before its request ended")
+
+
+class AsyncEngine:
+    """Owns one thread, in which the engine is built and driven. All methods may be called from any thread.
+
+    Commands reach the thread through one queue and are taken between steps.
+    """
+
+    def __init__(self, config: EngineConfig):
+        self._config = config
+        self._commands: queue.SimpleQueue[Callable[[EngineCore], None] | None] = queue.SimpleQueue()
+        self._clients: dict[str, _Client] = {}  # touched by the engine's thread alone
+        self._core: EngineCore | None = None
+        self._failure: BaseException | None = None
+        self._ready = threading.Event()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="jaxspec-engine", daemon=True)
+
+    def start(self) -> "AsyncEngine":
+        """Begin to build; `is_ready` turns true when every program is compiled."""
+        self._thread.start()
+        return self
+
+    def wait_until_ready(self) -> None:
+        """Block until ready.
+
+        Raises:
+            Whatever building raised.
+        """
+        self._ready.wait()
+        if self._core is None and self._failure is not None:
+            raise self._failure
+
+    @property
+    def is_ready(self) -> bool:
+        return self._core is not None
+
+    @property
+    def is_healthy(self) -> bool:
+        """False once building failed or the thread has ended."""
+        return self._failure is None and not self._stopped.is_set()
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self._built().parts.tokenizer
+
+    @property
+    def config(self) -> ResolvedConfig:
+        return self._built().config
+
+    @property
+    def metrics(self) -> EngineMetrics:
+        return self._built().metrics
+
+    @property
+    def compiles_after_ready(self) -> int:
+        return self._built().compiles_after_ready
+
+    async def generate(self, prompt: Prompt, params: SamplingParams, request_id: str) -> AsyncIterator[RequestOutput]:
+        """Answer one prompt, yielding whenever tokens came; closing the iterator aborts the request.
+
+        Raises:
+            RequestError, CapacityError: the request is refused.
+            EngineDeadError: the engine is not running, or died under the request.
+        """
+        if not self.is_ready or not self.is_healthy:
+            raise EngineDeadError("the engine is not running")
+        client = _Client(asyncio.get_running_loop())
+        self._commands.put(lambda core: self._add(core, request_id, prompt, params, client))
+        is_open = True
+        try:
+            while is_open:
+                item = await client.outputs.get()
+                if isinstance(item, Exception):
+                    is_open = False
+                    raise item
+                is_open = not item.finished
+                yield item
+        finally:
+            if is_open:
+                self.abort(request_id, client)
+
+    def abort(self, request_id: str, client: _Client | None = None) -> None:
+        """End a request; with a client, only if the id is still that client's."""
+
+        def command(core: EngineCore) -> None:
+            if client is None or self._clients.get(request_id) is client:
+                request = core.abort(request_id)
+                owner = self._clients.pop(request_id, None)
+                if request is not None and owner is not None:
+                    owner.send(request.output())
+
+        self._commands.put(command)
+
+    def shutdown(self) -> None:
+        """End the thread after the step it is in; open requests end with EngineDeadError."""
+        self._commands.put(None)
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _built(self) -> EngineCore:
+        if self._core is None:
+            raise EngineDeadError("the engine is not ready")
+        return self._core
+
+    def _run(self) -> None:
+        try:
+            core = EngineCore(build(self._config))
+            self._core = core
+            self._ready.set()
+            logger.info("ready")
+            self._drive(core)
+        except BaseException as error:  # whatever it was, clients must hear of it
+            self._failure = error
+            logger.exception("the engine has failed")
+        finally:
+            self._stopped.set()
+            self._ready.set()
+            self._drain()
+
+    def _drive(self, core: EngineCore) -> None:
+        logged, before = time.monotonic(), core.metrics.acceptance()
+        while self._take_commands(core):
+            for request in core.step():
+                client = self._clients.get(request.request_id)
+                if client is not None:
+                    client.send(request.output())
+                    if request.is_finished:
+                        del self._clients[request.request_id]
+            if (now := time.monotonic()) - logged >= LOG_EVERY_S:
+                current = core.metrics.acceptance()
+                if current.num_drafts > before.num_drafts:
+                    logger.info(log_line(current, before, now - logged))
+                logged, before = now, current
+
+    def _take_commands(self, core: EngineCore) -> bool:
+        """Run what is asked; wait for something to do when nothing runs. False when told to stop."""
+        while True:
+            try:
+                command = self._commands.get(block=not core.has_work)
+            except queue.Empty:
+                return True
+            if command is None:
+                return False
+            command(core)
+
+    def _add(
+        self, core: EngineCore, request_id: str, prompt: Prompt, params: SamplingParams, client: _Client
+    ) -> None:
+        try:
+            core.add_request(request_id, prompt, params)
+        except JaxspecError as error:
+            client.send(error)
+        else:
+            self._clients[request_id] = client
+
+    def _drain(self) -> None:
+        """Tell everyone who waits, or who asked too late."""
+        error = EngineDeadError("the engine has stopped")
+        for client in self._clients.values():
+            client.send(error)
+        self._clients.clear()

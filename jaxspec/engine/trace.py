@@ -1,0 +1,98 @@
+"""Host. One request, round by round, with everything a researcher of drafting asks for."""
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from jaxspec.engine.build import EngineParts
+from jaxspec.engine.core import EngineCore
+from jaxspec.engine.request import Prompt
+from jaxspec.errors import RequestError
+from jaxspec.sampling.params import SamplingParams
+from jaxspec.step import rounds
+from jaxspec.step.state import Batch, DecodeState, RoundOutput
+from jaxspec.types import Drafts
+
+Origin = Literal["accepted", "recovered", "bonus"]
+
+
+@dataclass(frozen=True)
+class RoundTrace:
+    """One decode round of one sequence.
+
+    anchor: tokens committed when it began. draft_token_ids: what was guessed. target_logits_JV: float32, row j judges
+    draft j, the last row used gives the bonus. draft_logits_KV: what the drafts were drawn from, None for a point mass.
+    token_ids: what was committed; origins: where each came from.
+    """
+
+    anchor: int
+    draft_token_ids: tuple[int, ...]
+    target_logits_JV: np.ndarray
+    draft_logits_KV: np.ndarray | None
+    num_accepted: int
+    token_ids: tuple[int, ...]
+    origins: tuple[Origin, ...]
+
+
+def trace_request(core: EngineCore, prompt: Prompt, params: SamplingParams) -> list[RoundTrace]:
+    """Run one prompt to its end through the two halves of a round, keeping what lies between them.
+
+    Raises:
+        RequestError: the prompt is refused, asks for more than one answer, or other requests are running.
+    """
+    if params.n != 1:
+        raise RequestError(f"trace follows one answer, got n={params.n}; ask for one", param="n")
+    if core.has_work:
+        raise RequestError("trace needs the engine to itself; finish or abort the running requests")
+    programs = _TracingPrograms(core.parts)
+    # The traced core borrows the only state there is, and hands it back.
+    borrower = EngineCore(dataclasses.replace(core.parts, programs=programs, state=core.state))
+    try:
+        request = borrower.add_request("trace", prompt, params)
+        while not request.is_finished:
+            borrower.step()
+    finally:
+        core.state = borrower.state
+    return programs.rounds
+
+
+class _TracingPrograms:
+    """The engine's programs with the round taken apart; compiled when first called, since no plan holds them."""
+
+    def __init__(self, parts: EngineParts):
+        self.shapes = parts.programs.shapes
+        self.admit, self.prefill = parts.programs.admit, parts.programs.prefill
+        self.rounds: list[RoundTrace] = []
+        self._propose = jax.jit(functools.partial(rounds.propose, parts.proposer), donate_argnums=1)
+        self._verify = jax.jit(functools.partial(rounds.verify_only, parts.target), donate_argnums=1)
+        self._commit = jax.jit(rounds.commit, donate_argnums=0)
+
+    def decode_rounds(self, weights: Any, state: DecodeState, batch: Batch, num_rounds: int):
+        del num_rounds
+        drafts, state = self._propose(weights, state, batch)
+        state, output = self.verify_commit(weights, state, batch, drafts)
+        return state, RoundOutput(packed_BX=output.packed_BX[None])
+
+    def verify_commit(self, weights: Any, state: DecodeState, batch: Batch, drafts: Drafts):
+        anchor = int(np.asarray(state.len_R)[batch.rows_B[0]])
+        verdict, state, counts_B, logits_BJV = self._verify(weights, state, batch, drafts)
+        state, output = self._commit(state, batch, verdict, counts_B)
+        *token_ids, num_drafted, num_accepted = np.asarray(output.packed_BX)[0].tolist()
+        token_ids = tuple(token_id for token_id in token_ids if token_id >= 0)
+        last: Origin = "bonus" if num_accepted == num_drafted else "recovered"
+        self.rounds.append(
+            RoundTrace(
+                anchor=anchor,
+                draft_token_ids=tuple(np.asarray(drafts.token_ids_BK)[0, :num_drafted].tolist()),
+                target_logits_JV=np.asarray(logits_BJV)[0, : num_drafted + 1],
+                draft_logits_KV=None if drafts.logits_BKV is None else np.asarray(drafts.logits_BKV)[0, :num_drafted],
+                num_accepted=num_accepted,
+                token_ids=token_ids,
+                origins=(("accepted",) * num_accepted + (last,))[: len(token_ids)],
+            )
+        )
+        return state, output
