@@ -1,0 +1,1 @@
+"""Rejection sampling over flattened drafts: logits in, tokens out."""

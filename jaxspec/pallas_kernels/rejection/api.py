@@ -1,0 +1,89 @@
+"""Device. Rejection sampling over flattened drafts: checks the shapes, and picks the body that runs where the mesh is."""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int32, UInt32
+
+from jaxspec.errors import ConfigError
+from jaxspec.pallas_kernels.rejection import reference, tpu
+
+Implementation = Literal["auto", "reference", "pallas"]
+
+_WHY_NO_KERNEL = {
+    "cuda": "its body is written for TPU; the GPU body is not there yet",
+    "rocm": "its body is written for TPU; the GPU body is not there yet",
+}
+
+
+def pick_implementation(implementation: Implementation, platform: str) -> Literal["reference", "pallas"]:
+    """What "auto" means on the mesh's platform ("cpu", "tpu", "cuda", …).
+
+    Raises: ConfigError if the named one cannot run there.
+    """
+    if implementation == "auto":
+        return "pallas" if platform == "tpu" else "reference"
+    if implementation == "pallas" and platform in _WHY_NO_KERNEL:
+        raise ConfigError(
+            f"{implementation=} cannot run on {platform=}: {_WHY_NO_KERNEL[platform]}; use 'auto' or 'reference'"
+        )
+    if implementation not in ("reference", "pallas"):
+        raise ConfigError(f"implementation must be 'auto', 'reference' or 'pallas', got {implementation!r}")
+    return implementation
+
+
+def reject(
+    logits_RV: Float[Array, "R V"],
+    draft_logits_NV: Float[Array, "N V"] | None,
+    draft_token_ids_N: Int32[Array, " N"],
+    target_rows_N: Int32[Array, " N"],
+    draft_rows_N: Int32[Array, " N"],
+    bonus_rows_B: Int32[Array, " B"],
+    cu_num_draft_tokens_B: Int32[Array, " B"],
+    rule_R: Int32[Array, " R"],
+    temperature_R: Float[Array, " R"],
+    cutoff_R: Float[Array, " R"],
+    accept_uniform_R: Float[Array, " R"],
+    noise_key_R2: UInt32[Array, "R 2"],
+    *,
+    implementation: Implementation = "auto",
+    platform: str = "cpu",
+) -> tuple[Int32[Array, " B"], Int32[Array, " B"]]:
+    """Which drafts of each request stand, and the token that follows them.
+
+    A request owns a segment of the flattened drafts: [cu_num_draft_tokens[b - 1], cu_num_draft_tokens[b]); whatever
+    lies past the last segment is padding and is never read as data. "Row" is a row of logits_RV, one a position.
+
+    Args:
+        logits_RV: f32 target logits, read in place through the index arrays.
+        draft_logits_NV: the logits the drafts were drawn from (any float dtype); None: the drafts are point masses.
+        draft_token_ids_N: an id outside the vocabulary (-1) is a draft that never stands, and nor does what follows.
+        target_rows_N: the row that judges draft n. draft_rows_N: its row of draft_logits_NV.
+        bonus_rows_B: the row that gives request b's token when all its drafts stand.
+        rule_R: GREEDY: the arg-max of the raw logits, kept while it equals the draft. STANDARD: accept with
+            min(1, p/q), else draw from max(p - q, 0). COUPLED: argmax(log p + noise), kept while it equals the draft.
+        temperature_R: > 0; 1 in greedy rows. cutoff_R: what logits / temperature must reach to be kept at all
+            (`cutoff.row_cutoffs`); -inf in greedy rows.
+        accept_uniform_R: in (0, 1), for the draft that the row judges.
+        noise_key_R2: the key of the noise of the token that the row may emit.
+    Returns: num_accepted_B, and token_ids_B: the token after them, in [0, V) even if all logits are NaN.
+    """
+    validate_static(logits_RV, draft_logits_NV)
+    arguments = (
+        logits_RV, draft_logits_NV, draft_token_ids_N, target_rows_N, draft_rows_N, bonus_rows_B,
+        cu_num_draft_tokens_B, rule_R, temperature_R, cutoff_R, accept_uniform_R, noise_key_R2,
+    )  # fmt: skip
+    if pick_implementation(implementation, platform) == "reference":
+        return reference.reject(*arguments)
+    return tpu.reject(*arguments, interpret=platform == "cpu")
+
+
+def validate_static(logits_RV: jax.Array, draft_logits_NV: jax.Array | None) -> None:
+    """What the type annotations do not say of the shapes; at trace time, always."""
+    if logits_RV.dtype != jnp.float32:
+        raise ValueError(f"target logits must be float32, got {logits_RV.dtype}")
+    if draft_logits_NV is not None and draft_logits_NV.shape[-1] != logits_RV.shape[-1]:
+        raise ValueError(
+            f"draft and target logits must share one vocabulary, got {draft_logits_NV.shape=} and {logits_RV.shape=}"
+        )

@@ -1,0 +1,135 @@
+"""Device. Rejection sampling in plain jnp: what CPU runs, and what the kernel is compared with."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxspec.pallas_kernels.rejection.argmax import row_argmax, row_gumbel_argmax
+from jaxspec.pallas_kernels.rejection.cutoff import scaled_logits
+from jaxspec.pallas_kernels.rejection.rules import COUPLED, GREEDY, STANDARD
+
+
+def reject(
+    logits_RV: jax.Array,
+    draft_logits_NV: jax.Array | None,
+    draft_token_ids_N: jax.Array,
+    target_rows_N: jax.Array,
+    draft_rows_N: jax.Array,
+    bonus_rows_B: jax.Array,
+    cu_num_draft_tokens_B: jax.Array,
+    rule_R: jax.Array,
+    temperature_R: jax.Array,
+    cutoff_R: jax.Array,
+    accept_uniform_R: jax.Array,
+    noise_key_R2: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """See `api.reject`, whose arguments these are. Only what the batch's rules need is computed."""
+    num_drafts, num_rows = draft_token_ids_N.shape[0], bonus_rows_B.shape[0]
+    vocab_size = logits_RV.shape[-1]
+    has_standard = jnp.any(rule_R == STANDARD)
+
+    pick_R = _picks(logits_RV, rule_R, temperature_R, cutoff_R, noise_key_R2)
+
+    rows_N = jnp.clip(target_rows_N, 0, logits_RV.shape[0] - 1)
+    in_vocab_N = (draft_token_ids_N >= 0) & (draft_token_ids_N < vocab_size)
+    nothing_N = jnp.zeros((num_drafts,), jnp.float32)
+
+    def log_probs() -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+        ids_N = jnp.where(in_vocab_N, draft_token_ids_N, 0)
+        log_norm_R = _log_norms(_kept_logits(logits_RV, temperature_R, cutoff_R))
+        # Elements first, then the arithmetic of the whole array: [N] values are gathered, not [N, V].
+        drafted_N = _kept_logits(logits_RV[rows_N, ids_N][:, None], temperature_R[rows_N], cutoff_R[rows_N])[:, 0]
+        logprob_target_N = drafted_N - log_norm_R[rows_N]
+        if draft_logits_NV is None:
+            return logprob_target_N, nothing_N, log_norm_R, nothing_N
+        draft_log_norm_N = _log_norms(_draft_logits(draft_logits_NV))
+        logprob_draft_N = _draft_logits(draft_logits_NV[draft_rows_N, ids_N]) - draft_log_norm_N[draft_rows_N]
+        return logprob_target_N, logprob_draft_N, log_norm_R, draft_log_norm_N
+
+    nothing = (nothing_N, nothing_N, jnp.zeros_like(temperature_R), nothing_N)
+    logprob_target_N, logprob_draft_N, log_norm_R, draft_log_norm_N = lax.cond(has_standard, log_probs, lambda: nothing)
+
+    # A difference, not log u + log q: where p = q it is exactly 0, above log u whatever u is. NaN compares false.
+    is_likely_N = logprob_target_N - logprob_draft_N > jnp.log(accept_uniform_R)[rows_N]
+    is_possible_N = (logprob_draft_N > -jnp.inf) & (logprob_target_N > -jnp.inf)
+    is_accepted_N = in_vocab_N & jnp.where(
+        rule_R[rows_N] == STANDARD, is_likely_N & is_possible_N, pick_R[rows_N] == draft_token_ids_N
+    )
+
+    num_accepted_B = _accepted_prefixes(is_accepted_N, cu_num_draft_tokens_B)
+    num_drafts_B = jnp.diff(cu_num_draft_tokens_B, prepend=jnp.int32(0))
+    is_bonus_B = num_accepted_B == num_drafts_B
+    if num_drafts == 0:
+        cut_rows_B, cut_N = bonus_rows_B, None
+    else:
+        # The draft each row is cut at: its first rejected one; past them all (a bonus), any, and not looked at.
+        cut_N = jnp.clip(cu_num_draft_tokens_B - num_drafts_B + num_accepted_B, 0, num_drafts - 1)
+        cut_rows_B = jnp.where(is_bonus_B, bonus_rows_B, rows_N[cut_N])
+
+    def draw() -> jax.Array:
+        x_BV = _kept_logits(logits_RV[cut_rows_B], temperature_R[cut_rows_B], cutoff_R[cut_rows_B])
+        key_B2 = noise_key_R2[cut_rows_B]
+        if cut_N is None:
+            return row_gumbel_argmax(x_BV, key_B2)
+        is_drafted_BV = jnp.arange(vocab_size, dtype=jnp.int32)[None] == draft_token_ids_N[cut_N][:, None]
+        if draft_logits_NV is None:
+            residual_BV = jnp.where(is_drafted_BV, -jnp.inf, x_BV)
+            is_whole_B = is_bonus_B
+        else:
+            draft_rows_B = draft_rows_N[cut_N]
+            logprob_target_BV = x_BV - log_norm_R[cut_rows_B][:, None]
+            logprob_draft_BV = _draft_logits(draft_logits_NV[draft_rows_B]) - draft_log_norm_N[draft_rows_B][:, None]
+            excess_BV = jnp.exp(logprob_target_BV) - jnp.exp(logprob_draft_BV)
+            # Should rounding leave no excess at all, the target itself; below the smallest real excess till then.
+            residual_BV = jnp.where(excess_BV > 0, jnp.log(excess_BV), logprob_target_BV - jnp.float32(1e4))
+            # A draft that no draft distribution could have given (a placeholder) leaves the target as it is.
+            is_whole_B = is_bonus_B | ~in_vocab_N[cut_N]
+        return row_gumbel_argmax(jnp.where(is_whole_B[:, None], x_BV, residual_BV), key_B2)
+
+    drawn_B = lax.cond(has_standard, draw, lambda: jnp.zeros((num_rows,), jnp.int32))
+    return num_accepted_B, jnp.where(rule_R[cut_rows_B] == STANDARD, drawn_B, pick_R[cut_rows_B])
+
+
+def _picks(logits_RV, rule_R, temperature_R, cutoff_R, noise_key_R2) -> jax.Array:
+    """What greedy and coupled rows would emit at every position; standard rows have no use for it."""
+
+    def coupled() -> jax.Array:
+        return row_gumbel_argmax(
+            _kept_logits(logits_RV, temperature_R, cutoff_R), noise_key_R2, is_noised_R=rule_R == COUPLED
+        )
+
+    def greedy() -> jax.Array:
+        return row_argmax(logits_RV)
+
+    def nothing() -> jax.Array:
+        return jnp.zeros(rule_R.shape, jnp.int32)
+
+    which = jnp.where(jnp.any(rule_R == COUPLED), 2, jnp.any(rule_R == GREEDY).astype(jnp.int32))
+    return lax.switch(which, (nothing, greedy, coupled))
+
+
+def _kept_logits(logits_RV: jax.Array, temperature_R: jax.Array, cutoff_R: jax.Array) -> jax.Array:
+    x = scaled_logits(logits_RV, temperature_R)
+    return jnp.where(x >= cutoff_R[:, None], x, -jnp.inf)
+
+
+def _draft_logits(logits: jax.Array) -> jax.Array:
+    y = logits.astype(jnp.float32)
+    return jnp.where(jnp.isnan(y), -jnp.inf, jnp.minimum(y, jnp.finfo(jnp.float32).max))
+
+
+def _log_norms(x_RV: jax.Array) -> jax.Array:
+    """log sum exp; NaN for a row that holds -inf alone."""
+    peak_R = x_RV.max(axis=-1)
+    return peak_R + jnp.log(jnp.exp(x_RV - peak_R[:, None]).sum(axis=-1))
+
+
+def _accepted_prefixes(is_accepted_N: jax.Array, cu_num_draft_tokens_B: jax.Array) -> jax.Array:
+    """How many drafts of each segment come before its first rejected one. Padding has a segment of its own."""
+    num_rows, num_drafts = cu_num_draft_tokens_B.shape[0], is_accepted_N.shape[0]
+    n = jnp.arange(num_drafts, dtype=jnp.int32)
+    segment_N = jnp.searchsorted(cu_num_draft_tokens_B, n, side="right", method="scan_unrolled").astype(jnp.int32)
+    end_or_rejected_N = jnp.where(is_accepted_N, num_drafts, n)
+    first_B = jax.ops.segment_min(end_or_rejected_N, segment_N, num_segments=num_rows + 1, indices_are_sorted=True)
+    start_B = jnp.concatenate([jnp.zeros((1,), jnp.int32), cu_num_draft_tokens_B[:-1]])
+    return jnp.minimum(first_B[:num_rows], cu_num_draft_tokens_B) - start_B
