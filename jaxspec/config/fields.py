@@ -13,7 +13,7 @@ class Fields:
     Null counts as absent, as the files mean it.
     """
 
-    def __init__(self, values: Mapping[str, Any], label: str):
+    def __init__(self, values: Any, label: str):
         if not isinstance(values, Mapping):
             raise ConfigError(f"{label} must be an object of keys and values, got {values!r:.100}")
         self._values, self.label = values, label

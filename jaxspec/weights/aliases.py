@@ -1,4 +1,4 @@
-"""Host. From the name a user gives to files on this machine: a path, an alias, or a repository of the Hugging Face hub."""
+"""Host. From the name a user gives to files on this machine: a path, an alias, or a Hugging Face hub repository."""
 
 import importlib.util
 import os
@@ -38,10 +38,9 @@ def resolve_model(name_or_path: str | os.PathLike[str]) -> Path:
     Raises:
       WeightsError: no such path, alias or repository, or the hub cannot be reached.
     """
-    path = Path(name_or_path).expanduser()
-    if path.exists():
+    name, path = os.fspath(name_or_path), Path(name_or_path).expanduser()
+    if name and path.exists():
         return path
-    name = os.fspath(name_or_path)
     alias = ALIASES.get(name.lower())
     if alias is not None:
         return _packaged_file(alias) or _from_hub(alias.repository, name)

@@ -4,15 +4,14 @@ import math
 import os
 from functools import cache
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from jaxspec.config.gguf_header import GgufTensor, read_gguf_header
 from jaxspec.errors import WeightsError
-from jaxspec.weights.reader import TensorInfo
+from jaxspec.weights.reader import TensorInfo, is_shape
 
 # Values dequantised at a time: small enough to stay in the cache until they are cast, large enough to amortise numpy.
 BLOCK_VALUES = 1 << 18
@@ -72,12 +71,10 @@ class GgufReader:
         """Lets go of the file; arrays already read stay valid."""
         self._map = None
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "GgufReader":
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def _check_extents(self, file_bytes: int) -> None:
@@ -110,6 +107,10 @@ def _place(path: Path, name: str, tensor: GgufTensor) -> tuple[str, int]:
             f"{path}: tensor {name!r} has type {ggml_type.name}, which has no dequantiser; requantise it"
         )
     block_values, block_bytes = GGML_QUANT_SIZES[ggml_type]
+    if not is_shape(tensor.shape):
+        raise WeightsError(
+            f"{path}: tensor {name!r} has shape {list(tensor.shape)}; the file is corrupt, fetch it again"
+        )
     if tensor.shape[-1] % block_values:
         raise WeightsError(
             f"{path}: rows of {name!r} must be multiples of {block_values} for {ggml_type.name}, "

@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -13,7 +12,7 @@ from jaxspec.types import ArraySpec
 from jaxspec.weights.names import NameTable, TensorSource
 from jaxspec.weights.reader import Reader, TensorInfo
 
-Put = Callable[[np.ndarray, str], jax.Array]
+Put = Callable[[np.ndarray, str], Any]
 MAX_LISTED = 40  # problems of one kind spelled out; a wrong checkpoint has thousands
 
 
@@ -26,10 +25,10 @@ def load(reader: Reader, specs: Any, table: NameTable, *, put: Put | None = None
       reader: the open checkpoint.
       specs: nested dicts and lists of ArraySpec; a parameter's path is its keys joined by ".".
       table: where each path comes from.
-      put: brings one array to the device (default: the default device).
+      put: takes one array and its path and brings it to the device (default: the default device).
 
     Returns:
-      The tree of `specs` with an array in place of each ArraySpec.
+      The tree of `specs` with what `put` gave in place of each ArraySpec.
 
     Raises:
       WeightsError: naming every missing, unexpected and misshaped tensor.
@@ -142,7 +141,7 @@ def _flatten(tree: Any, prefix: str) -> Iterator[tuple[str, ArraySpec]]:
         yield from _flatten(child, path)
 
 
-def _unflatten(tree: Any, prefix: str, arrays: dict[str, jax.Array]) -> Any:
+def _unflatten(tree: Any, prefix: str, arrays: dict[str, Any]) -> Any:
     if isinstance(tree, ArraySpec):
         return arrays[prefix]
     built = [(key, _unflatten(child, path, arrays)) for key, path, child in _children(tree, prefix)]

@@ -1,11 +1,13 @@
 """Host. What every checkpoint reader offers: a table of tensors, and lazy reads by name."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, runtime_checkable
 
 import numpy as np
+
+MAX_DIMS = 8
 
 
 @dataclass(frozen=True)
@@ -16,6 +18,12 @@ class TensorInfo:
     dtype: np.dtype
 
 
+def is_shape(sizes: Sequence[int]) -> bool:
+    """Whether numpy can make an array of this shape, if only an empty one: a header may say anything."""
+    return len(sizes) <= MAX_DIMS and math.prod(max(size, 1) for size in sizes) < 2**48
+
+
+@runtime_checkable
 class Reader(Protocol):
     """An open checkpoint. The table is known at once; bytes are touched only by `read`."""
 
@@ -36,8 +44,6 @@ class Reader(Protocol):
         """Lets go of the mapped files; arrays already read stay valid."""
         ...
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> "Reader": ...
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *exc_info: object) -> None: ...

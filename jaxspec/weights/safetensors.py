@@ -9,14 +9,13 @@ import math
 import os
 import struct
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from jaxspec.errors import WeightsError
-from jaxspec.weights.reader import TensorInfo
+from jaxspec.weights.reader import TensorInfo, is_shape
 
 SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
@@ -85,12 +84,10 @@ class SafetensorsReader:
         """Lets go of the files; arrays already read stay valid."""
         self._maps = None
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "SafetensorsReader":
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def _check_index(self, weight_map: dict[str, str]) -> None:
@@ -151,10 +148,10 @@ def _entry(path: Path, name: str, entry: Any, base: int, data_bytes: int) -> tup
         raise _corrupt(
             path, f"the entry of tensor {name!r} must hold dtype, shape and data_offsets, got {entry!r:.200}"
         )
-    if entry["dtype"] not in _DTYPES:
+    if not isinstance(entry["dtype"], str) or entry["dtype"] not in _DTYPES:
         raise WeightsError(f"{path}: tensor {name!r} has dtype {entry['dtype']!r:.50}; supported: {', '.join(_DTYPES)}")
     shape, offsets = entry["shape"], entry["data_offsets"]
-    if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
+    if not _are_sizes(shape) or not is_shape(shape) or not _are_sizes(offsets) or len(offsets) != 2:
         raise _corrupt(path, f"tensor {name!r} has shape {shape!r:.100} and data_offsets {offsets!r:.100}")
     dtype = np.dtype(_DTYPES[entry["dtype"]])
     begin, stop = offsets
