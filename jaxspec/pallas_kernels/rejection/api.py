@@ -1,4 +1,4 @@
-"""Device. Rejection sampling over flattened drafts: checks the shapes, and picks the body that runs where the mesh is."""
+"""Device. Rejection sampling over flattened drafts: checks the shapes, and picks the body that runs on the mesh."""
 
 from typing import Literal
 

@@ -1,0 +1,47 @@
+"""Device. From raw logits to the distribution a row is sampled from, and a draw from it."""
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int32, UInt32
+
+from jaxspec.pallas_kernels.rejection.argmax import row_argmax, row_gumbel_argmax
+from jaxspec.pallas_kernels.rejection.cutoff import row_cutoffs, scaled_logits
+from jaxspec.types import SamplingTable
+
+
+def process(logits_BJV: Float[Array, "B J V"], table: SamplingTable) -> Float[Array, "B J V"]:
+    """The logits whose softmax a sampled row's tokens are drawn from; removed tokens are -inf.
+
+    Temperature, then min-p, top-k and top-p, in this order. Greedy rows pass unchanged. NaN counts as -inf.
+    """
+    B, J, V = logits_BJV.shape
+    is_sampled_B = table.temperature_B > 0
+
+    def sampled():
+        def per_position(values_B, off):
+            return jnp.repeat(jnp.where(is_sampled_B, values_B, jnp.asarray(off, values_B.dtype)), J)
+
+        logits_RV = logits_BJV.reshape(B * J, V)
+        temperature_R = per_position(table.temperature_B, 1)
+        cutoff_R = row_cutoffs(
+            logits_RV,
+            temperature_R,
+            per_position(table.top_k_B, 0),
+            per_position(table.top_p_B, 1),
+            per_position(table.min_p_B, 0),
+        )
+        x_RV = scaled_logits(logits_RV, temperature_R)
+        x_BJV = jnp.where(x_RV >= cutoff_R[:, None], x_RV, -jnp.inf).reshape(B, J, V)
+        return jnp.where(is_sampled_B[:, None, None], x_BJV, logits_BJV)
+
+    return lax.cond(jnp.any(is_sampled_B), sampled, lambda: logits_BJV)
+
+
+def draw(logits_BV: Float[Array, "B V"], key_B2: UInt32[Array, "B 2"], table: SamplingTable) -> Int32[Array, " B"]:
+    """A token a row from processed logits: the arg-max in greedy rows, a draw under the row's key in the others."""
+    is_sampled_B = table.temperature_B > 0
+    return lax.cond(
+        jnp.any(is_sampled_B),
+        lambda: row_gumbel_argmax(logits_BV, key_B2, is_noised_R=is_sampled_B),
+        lambda: row_argmax(logits_BV),
+    )
