@@ -5,6 +5,7 @@ from typing import Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Int32
 
+from jaxspec.proposers.base import Proposer, RowView
 from jaxspec.types import Drafts
 
 Match = Literal["earliest", "latest"]
@@ -57,3 +58,22 @@ def match(
     k_1K = jnp.arange(num_tokens, dtype=jnp.int32)[None]
     copied_BK = jnp.take_along_axis(history_BC, jnp.minimum(follows_B[:, None] + k_1K, C - 1), axis=1)
     return Drafts(token_ids_BK=jnp.where(k_1K < counts_B[:, None], copied_BK, -1), counts_B=counts_B)
+
+
+def ngram(*, num_tokens: int, min_n: int, max_n: int, max_model_len: int, match_rule: Match = "earliest") -> Proposer:
+    """Prompt lookup as a `Proposer`: no state, no weights, and no host read, since the history lives on the device."""
+
+    def propose(weights, state, view: RowView):
+        del weights
+        drafts = match(
+            view.history_BC,
+            jnp.where(view.is_active_B, view.len_B, 0),
+            min_n=min_n,
+            max_n=max_n,
+            num_tokens=num_tokens,
+            max_model_len=max_model_len,
+            prompt_lookup_match=match_rule,
+        )
+        return drafts, state
+
+    return Proposer(num_tokens, lambda num_rows: (), lambda weights, state, rows_B, tokens, hidden_BTD: state, propose)
