@@ -53,7 +53,10 @@ class Server:
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus text; nothing yet while the engine starts."""
-        text = self.engine.metrics.render() if self.engine.is_ready else b""
+        text = b""
+        if self.engine.is_ready:
+            self.engine.metrics.set_compiles_after_ready(self.engine.compiles_after_ready)
+            text = self.engine.metrics.render()
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def models(self, request: Request) -> Response:

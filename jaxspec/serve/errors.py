@@ -8,6 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from jaxspec.engine.async_engine import EngineDeadError
 from jaxspec.errors import CapacityError, RequestError
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,8 @@ def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
         status, message, param = 400, str(error), error.param
     elif isinstance(error, CapacityError):
         status, message = 400, str(error)
+    elif isinstance(error, EngineDeadError):
+        status, message = 503, str(error)
     elif isinstance(error, HTTPException):
         status, message = error.status_code, error.detail
     else:

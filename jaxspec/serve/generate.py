@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -21,12 +21,8 @@ class ServedEngine(Protocol):
     """What the server needs of an engine; `jaxspec.engine.AsyncEngine` is one.
 
     generate yields outputs whose `outputs[i]` carry `text_delta` and `token_ids_delta`; closing the iterator aborts
-    the request. tokenizer (None when the model has none), config and metrics may be read once is_ready.
+    the request. tokenizer (None when the model has none), config, metrics and compiles may be read once is_ready.
     """
-
-    tokenizer: Tokenizer | None
-    config: ResolvedConfig
-    metrics: EngineMetrics
 
     @property
     def is_ready(self) -> bool: ...
@@ -34,7 +30,19 @@ class ServedEngine(Protocol):
     @property
     def is_healthy(self) -> bool: ...
 
-    def generate(self, prompt: Any, params: SamplingParams, request_id: str) -> AsyncGenerator[Any, None]: ...
+    @property
+    def tokenizer(self) -> Tokenizer | None: ...
+
+    @property
+    def config(self) -> ResolvedConfig: ...
+
+    @property
+    def metrics(self) -> EngineMetrics: ...
+
+    @property
+    def compiles_after_ready(self) -> int: ...
+
+    def generate(self, prompt: Any, params: SamplingParams, request_id: str) -> AsyncIterator[Any]: ...
 
 
 async def run_prompts(
@@ -51,7 +59,7 @@ async def run_prompts(
         end = None
         try:
             outputs = engine.generate({"prompt_token_ids": ids}, params, f"{request_id}-{index}")
-            async with aclosing(outputs):
+            async with aclosing(outputs):  # pyright: ignore[reportArgumentType]
                 async for output in outputs:
                     arrived.put_nowait((index, output))
         except Exception as error:

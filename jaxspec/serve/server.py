@@ -12,14 +12,12 @@ import uvicorn
 
 from jaxspec.config.engine import EngineConfig, ServerConfig
 from jaxspec.config.load import add_flags, gather, parse_flags, pick
-from jaxspec.engine import AsyncEngine
-from jaxspec.errors import ConfigError, JaxspecError
-from jaxspec.metrics.acceptance import log_line
+from jaxspec.engine.async_engine import AsyncEngine
+from jaxspec.errors import ConfigError
 from jaxspec.serve.app import create_app
 
 logger = logging.getLogger(__name__)
 
-LOG_SECONDS = 10.0
 GRACE_SECONDS = 5
 
 
@@ -71,23 +69,24 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, listening: s
     engine = AsyncEngine(engine_config)
     failures: list[BaseException] = []
 
-    @asynccontextmanager
-    async def lifespan(app: object) -> AsyncIterator[None]:
-        """The engine starts beside the server, so that /health can say 'starting' meanwhile."""
-
-        async def start() -> None:
+    async def watch_start() -> None:
+        """Stop the server when the engine cannot start; /health says 'starting' meanwhile."""
+        while not engine.is_ready and engine.is_healthy:
+            await asyncio.sleep(0.05)
+        if not engine.is_ready:
             try:
-                await asyncio.to_thread(engine.start)
+                engine.wait_until_ready()
             except Exception as error:
                 failures.append(error)
-                server.should_exit = True
+            server.should_exit = True
 
-        tasks = [asyncio.create_task(start()), asyncio.create_task(log_acceptance(engine))]
-        try:
-            yield
-        finally:
-            for task in tasks:
-                task.cancel()
+    @asynccontextmanager
+    async def lifespan(app: object) -> AsyncIterator[None]:
+        engine.start()
+        watching = asyncio.create_task(watch_start())
+        yield
+        watching.cancel()
+        if engine.is_ready:  # while it still compiles its thread cannot be asked to end; the process takes it along
             await asyncio.to_thread(engine.shutdown)
 
     app = create_app(engine, server_config, lifespan)
@@ -99,22 +98,6 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, listening: s
     logger.info("listening on http://%s:%d, starting the engine", f"[{host}]" if ":" in host else host, port)
     with suppress(KeyboardInterrupt):  # uvicorn raises the signal again once it has shut down
         server.run(sockets=[listening])
-    for error in failures:
-        if isinstance(error, JaxspecError):
-            print(f"jaxspec serve: {error}", file=sys.stderr)
-        else:
-            logger.error("the engine did not start", exc_info=error)
+    for error in failures:  # the engine has logged it; this is the last line, for whoever looks there
+        print(f"jaxspec serve: the engine did not start: {error}", file=sys.stderr)
     return 1 if failures else 0
-
-
-async def log_acceptance(engine: AsyncEngine) -> None:
-    """While requests run, say every few seconds how speculation goes."""
-    while not engine.is_ready:
-        await asyncio.sleep(1.0)
-    before = engine.metrics.acceptance()
-    while True:
-        await asyncio.sleep(LOG_SECONDS)
-        now = engine.metrics.acceptance()
-        if now.num_drafts > before.num_drafts:
-            logger.info("%s", log_line(now, before, LOG_SECONDS))
-        before = now
