@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket bound to host and port, before anything slow starts.
+    """A socket listening on host and port, before anything slow starts.
 
     Raises: ConfigError when the port is taken or the address is not this machine's.
     """
@@ -55,6 +55,7 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((host, port))
+        bound.listen()
     except (OSError, OverflowError) as error:
         bound.close()
         reason = getattr(error, "strerror", None) or str(error)

@@ -1,0 +1,170 @@
+"""Host. An engine whose answers can be worked out by hand, behind the real routes, and a client for them."""
+
+import asyncio
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import tokenizers
+import uvicorn
+from tokenizers import Regex, decoders, models, pre_tokenizers
+
+from jaxspec.config.engine import ServerConfig
+from jaxspec.config.resolve import ResolvedConfig
+from jaxspec.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from jaxspec.errors import RequestError
+from jaxspec.metrics.acceptance import AcceptanceStats
+from jaxspec.metrics.prometheus import EngineMetrics
+from jaxspec.serve.app import create_app
+from jaxspec.serve.server import bind
+from jaxspec.text.tokenizer import Tokenizer
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz ?!:\n"
+ANSWER = "the quick brown fox jumps over the lazy dog!"
+NUM_SPEC_TOKENS = 8
+LIMIT = 80
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+def letter_tokenizer() -> Tokenizer:
+    """One token a letter, ids in LETTERS' order."""
+    backend = tokenizers.Tokenizer(models.WordLevel({c: i for i, c in enumerate(LETTERS)}, unk_token="?"))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")
+    backend.decoder = decoders.Fuse()
+    return Tokenizer(backend, chat_template=CHAT_TEMPLATE)
+
+
+def ids(text: str) -> list[int]:
+    return [LETTERS.index(letter) for letter in text]
+
+
+class FakeEngine:
+    """Every answer is ANSWER, choice j's starting at its j-th letter, `block` letters a step.
+
+    running and aborted hold request ids. While `hold` is set, answers stop after their first step.
+    """
+
+    def __init__(self, block: int = 3, max_model_len: int = LIMIT):
+        self.is_ready = True
+        self.is_healthy = True
+        self.compiles_after_ready = 0
+        self.tokenizer = letter_tokenizer()
+        self.config = ResolvedConfig(
+            platform="cpu", model="fake", tokenizer="fake", served_model_name="fake", dtype="float32",
+            max_model_len=max_model_len, max_num_seqs=4, max_num_batched_tokens=16, block_size=4, num_pages=64, seed=0,
+            speculative_config=None, rounds_per_batch=1, compilation_cache_dir=None, implementation="reference",
+        )  # fmt: skip
+        self.metrics = EngineMetrics("fake", NUM_SPEC_TOKENS)
+        self.block = block
+        self.hold = False
+        self.running: set[str] = set()
+        self.aborted: list[str] = []
+        self.prompts: list[list[int]] = []
+        self.params: list = []
+        self.fail_after_steps: int | None = None
+        self.failure: Exception = RuntimeError("secret detail")
+
+    async def generate(self, prompt, params, request_id):
+        prompt_ids = prompt["prompt_token_ids"]
+        if not all(0 <= token_id < len(LETTERS) for token_id in prompt_ids):
+            raise RequestError("a prompt token is outside the vocabulary", param="prompt")
+        self.prompts.append(prompt_ids)
+        self.params.append(params)
+        self.running.add(request_id)
+        finished = False
+        stats = AcceptanceStats(NUM_SPEC_TOKENS)
+        try:
+            answers = [(ANSWER[j:] + ANSWER[:j])[: params.max_tokens] for j in range(params.n)]
+            longest = max(map(len, answers))
+            reason = "length" if params.max_tokens < len(ANSWER) else "stop"
+            for step, start in enumerate(range(0, longest, self.block)):
+                if step == self.fail_after_steps:
+                    raise self.failure
+                end = min(start + self.block, longest)
+                for _ in answers:
+                    counts = (end - start - 1, end - start - 1, end - start)
+                    stats.observe(*counts)
+                    self.metrics.observe_round(*counts)
+                finished = end == longest
+                outputs = [
+                    CompletionOutput(
+                        index=j,
+                        text=answer[:end],
+                        token_ids=ids(answer[:end]),
+                        finish_reason=reason if finished else None,
+                        text_delta=answer[start:end],
+                        token_ids_delta=ids(answer[start:end]),
+                    )
+                    for j, answer in enumerate(answers)
+                ]
+                if finished:
+                    self.running.discard(request_id)
+                yield RequestOutput(
+                    request_id, None, prompt_ids, outputs, finished, RequestMetrics(0.0, None, None, stats.as_dict())
+                )
+                await asyncio.sleep(0)
+                while self.hold:
+                    await asyncio.sleep(0.005)
+        finally:
+            if not finished:
+                self.running.discard(request_id)
+                self.aborted.append(request_id)
+
+
+class Client:
+    """Plain HTTP to one server."""
+
+    def __init__(self, port: int):
+        self.port = port
+
+    def request(self, method: str, path: str, body=None, headers=None) -> SimpleNamespace:
+        """status, headers, text, and json where the body is JSON."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            raw = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+            connection.request(method, path, raw, headers or {})
+            response = connection.getresponse()
+            text = response.read().decode()
+        finally:
+            connection.close()
+        is_json = (response.getheader("content-type") or "").startswith("application/json")
+        return SimpleNamespace(
+            status=response.status, headers=response.headers, text=text, json=json.loads(text) if is_json else None
+        )
+
+    def get(self, path: str, **kwargs) -> SimpleNamespace:
+        return self.request("GET", path, **kwargs)
+
+    def post(self, path: str, body, **kwargs) -> SimpleNamespace:
+        return self.request("POST", path, body, **kwargs)
+
+    def stream(self, path: str, body: dict) -> list[dict]:
+        """The chunks of a streamed answer; the last event must be [DONE]."""
+        response = self.post(path, body | {"stream": True})
+        assert response.status == 200, response.text
+        assert response.headers["content-type"].startswith("text/event-stream")
+        events = [event.removeprefix("data: ") for event in response.text.split("\n\n") if event]
+        assert events[-1] == "[DONE]"
+        return [json.loads(event) for event in events[:-1]]
+
+
+@contextmanager
+def serving(engine, config: ServerConfig | None = None) -> Iterator[Client]:
+    """The real application over an engine, on a free port of this machine."""
+    listening = bind("127.0.0.1", 0)
+    app = create_app(engine, config or ServerConfig())
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=2))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        yield Client(listening.getsockname()[1])
+    finally:
+        server.should_exit = True
+        thread.join()
+        listening.close()
