@@ -10,7 +10,9 @@ from collections.abc import Iterable, Sequence
 from jaxspec.text.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"  # how decoders show bytes that are no character (yet)
-CONTEXT_TOKENS = 4  # left of the new ones, since a decoder joins neighbours and strips the first space of a text
+# Ids left of the new ones that are decoded with them, since a decoder joins neighbours and strips the first space of
+# a text. NOTE: at least 4, as many as one character has bytes, so that the last complete character lies in it whole.
+CONTEXT_TOKENS = 4
 MAX_WINDOW_TOKENS = 128  # kept at most while nothing but unfinished bytes arrives
 MAX_HALF_CHARACTER = 3  # bytes of UTF-8, and so replacement signs, that a next byte may still complete
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")

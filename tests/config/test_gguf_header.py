@@ -93,14 +93,15 @@ def test_no_damage_escapes_as_another_error(sample, tmp_path):
     whole = sample.read_bytes()
     damaged = tmp_path / "damaged.gguf"
     num_errors = 0
+    values = (struct.pack("<Q", 2**62), b"\0" * 8, struct.pack("<Q", len(whole)))
     for position in range(len(whole) - 8):
-        for value in (b"\xff" * 8, struct.pack("<Q", 2**62), b"\0" * 8, struct.pack("<Q", len(whole))):
+        for value in (b"\xff" * 8, values[position % 3]):
             damaged.write_bytes(whole[:position] + value + whole[position + 8 :])
             try:
                 read_gguf_header(damaged)
             except WeightsError:
                 num_errors += 1
-    assert num_errors > len(whole)
+    assert num_errors > len(whole) // 2
 
 
 def write_raw(path, *, keys=b"", num_keys=0, tensors=b"", num_tensors=0, version=3):

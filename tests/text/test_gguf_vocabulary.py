@@ -95,6 +95,21 @@ def test_words_are_cut_as_the_model_was_taught(byte_level_backend, byte_level_me
     assert any(ours.encode(text).ids != plain.encode(text).ids for text in TEXTS)
 
 
+def test_llama3_takes_a_word_of_the_vocabulary_whole(byte_level_metadata):
+    metadata = byte_level_metadata()
+    extended = {
+        "tokenizer.ggml.tokens": [*metadata["tokenizer.ggml.tokens"], "qzqz"],
+        "tokenizer.ggml.token_type": [*metadata["tokenizer.ggml.token_type"], 1],
+    }
+    whole = len(metadata["tokenizer.ggml.tokens"])
+    ids = {
+        pre: build_gguf_tokenizer(metadata | extended | {"tokenizer.ggml.pre": pre}).encode("qzqz").ids
+        for pre in ("llama-bpe", "tekken", "gpt-2", "qwen2")
+    }
+    assert ids["llama-bpe"] == ids["tekken"] == [whole]
+    assert len(ids["gpt-2"]) == len(ids["qwen2"]) == 4
+
+
 @pytest.fixture(scope="session")
 def convert():
     """transformers' own conversion, a private function that has moved before."""

@@ -127,3 +127,5 @@ def test_unarmed_text_cannot_complete_a_stop_but_may_begin_one():
     scanner = StopStrings(["aab", "aa"])
     assert scanner.push("aa", armed=False) == ("", None)
     assert scanner.push("c") == ("aac", None)
+    scanner = StopStrings(["ab", "xyz"])
+    assert scanner.push("ab", armed=False) == ("ab", None)  # nothing of it can come back
