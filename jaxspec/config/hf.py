@@ -31,9 +31,11 @@ def model_config_from_hf(
       ConfigError: an unsupported architecture or option, a missing key, or values that contradict each other.
     """
     label = "config.json"
-    outer = Fields(config, label)
-    fields = Fields({**config, **config["text_config"]}, label) if isinstance(outer.raw("text_config"), dict) else outer
-    model_type = _model_type(outer, fields)
+    fields, architectures = Fields(config, label), config.get("architectures")
+    if isinstance(nested := fields.raw("text_config"), dict):
+        # The wrapper's architecture is another model's; what the text model omits, the wrapper may state.
+        fields, architectures = Fields({**config, **nested}, label), nested.get("architectures")
+    model_type = _model_type(fields, architectures)
     if "quantization_config" in fields:
         method = Fields(fields.raw("quantization_config"), "quantization_config").raw("quant_method", "unknown")
         raise ConfigError(f"quantised checkpoints are not supported yet, got quant_method {method!r}; use a full one")
@@ -81,14 +83,11 @@ def model_config_from_hf(
     )
 
 
-def _model_type(outer: Fields, fields: Fields) -> str:
+def _model_type(fields: Fields, architectures: Any) -> str:
     model_type = fields.text("model_type")
-    architectures = (outer if fields is outer else fields).raw("architectures", [])
-    if fields is not outer and architectures == outer.raw("architectures"):
-        architectures = []  # the wrapper's own name; the nested model goes by its model_type
     supported = f"supported: {', '.join(SUPPORTED_ARCHITECTURES)}"
-    for name in architectures if isinstance(architectures, list) else [architectures]:
-        if SUPPORTED_ARCHITECTURES.get(name) != model_type:
+    for name in architectures if isinstance(architectures, list) else [architectures] if architectures else []:
+        if not isinstance(name, str) or SUPPORTED_ARCHITECTURES.get(name) != model_type:
             raise ConfigError(f"architecture {name!r} with model_type {model_type!r} is not supported; {supported}")
     if model_type not in SUPPORTED_ARCHITECTURES.values():
         raise ConfigError(f"model_type {model_type!r} is not supported; {supported}")

@@ -186,6 +186,7 @@ def test_nested_text_config_is_read_and_its_wrapper_ignored():
         ({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}, ["GPT2LMHeadModel", "LlamaForCausalLM"]),
         ({"architectures": ["LlamaForCausalLMEagle3"]}, ["LlamaForCausalLMEagle3", "supported"]),
         ({"architectures": ["Qwen2ForCausalLM"]}, ["Qwen2ForCausalLM", "llama"]),
+        ({"architectures": [["LlamaForCausalLM"]]}, ["LlamaForCausalLM", "not supported"]),
         ({"architectures": ..., "model_type": "mamba"}, ["mamba", "LlamaForCausalLM"]),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, ["yarn", "llama3"]),
         ({"rope_scaling": {"type": "dynamic", "factor": 4}}, ["dynamic", "linear"]),
