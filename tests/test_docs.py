@@ -66,22 +66,35 @@ def test_from_vllm_names_code_in_every_row():
     assert [row for row in rows if not QUOTED.search(row) and "not yet" not in row] == []
 
 
-def test_no_file_names_a_place_outside_the_project():
-    # The words are built here so that this file does not hold them.
-    outside = re.compile(r"\.\./" + r"shared\b|(?<![\w.-])/" + r"work/|https?://(?!127\.0\.0\.1|localhost)")
+def project_files() -> list[Path]:
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode != 0:
         pytest.skip("not a git checkout, so the project's files are not known")
-    found = []
-    for name in listed.stdout.splitlines():
-        path = ROOT / name
-        if name == "LICENSE" or name.startswith("tests/data/") or not path.is_file():
-            continue
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except UnicodeDecodeError:
-            continue
-        found += [
-            f"{name}:{number}: {line.strip()[:80]}" for number, line in enumerate(lines, 1) if outside.search(line)
-        ]
-    assert found == []
+    return [ROOT / name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
+
+
+def matches(path: Path, pattern: re.Pattern) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        return []
+    return [f"{path}:{number}: {line.strip()[:80]}" for number, line in enumerate(lines, 1) if pattern.search(line)]
+
+
+def test_no_file_names_a_place_outside_the_project():
+    # The words are built here so that this file does not hold them.
+    outside = re.compile(r"\.\./" + r"shared\b|(?<![\w.-])/" + r"work/")
+    assert [found for path in project_files() for found in matches(path, outside)] == []
+
+
+def test_nothing_that_installs_names_a_host():
+    host = re.compile(r"https?://|\bgit\+|--(extra-)?index-url|--find-links")
+    files = [ROOT / "pyproject.toml", ROOT / ".pre-commit-config.yaml", *(ROOT / "requirements").glob("*")]
+    files += [*(ROOT / "scripts").glob("*.sh"), ROOT / ".ci" / "run"]
+    assert [found for path in files for found in matches(path, host)] == []
+
+
+def test_pins_are_plain():
+    pin = re.compile(r"[a-z0-9-]+==[\w.]+")
+    for path in (ROOT / "requirements").glob("*.txt"):
+        assert [line for line in path.read_text().splitlines() if not pin.fullmatch(line)] == []
