@@ -32,9 +32,9 @@ CHAT_TEMPLATE = (
 )
 
 
-def letter_tokenizer() -> Tokenizer:
-    """One token a letter, ids in LETTERS' order."""
-    backend = tokenizers.Tokenizer(models.WordLevel({c: i for i, c in enumerate(LETTERS)}, unk_token="?"))
+def letter_tokenizer(letters: str = LETTERS) -> Tokenizer:
+    """One token a letter, ids in the letters' order."""
+    backend = tokenizers.Tokenizer(models.WordLevel({c: i for i, c in enumerate(letters)}, unk_token="?"))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")
     backend.decoder = decoders.Fuse()
     return Tokenizer(backend, chat_template=CHAT_TEMPLATE)
