@@ -101,6 +101,8 @@ def expand_batch_to_tokens(
     if replace_from is not None:
         values_B = jnp.where(values_B == replace_from, jnp.asarray(replace_to, values_B.dtype), values_B)
     tokens = jnp.arange(num_tokens, dtype=jnp.int32)
-    row_N = jnp.searchsorted(cu_num_tokens_B, tokens, side="right", method="scan_unrolled")
+    # One comparison a pair is a single small kernel; a search is for batches far beyond a decode round's.
+    method = "compare_all" if num_tokens * values_B.shape[0] <= 2**20 else "scan"
+    row_N = jnp.searchsorted(cu_num_tokens_B, tokens, side="right", method=method)
     padded = jnp.concatenate([values_B, jnp.full((1,), fill, values_B.dtype)])
     return padded[row_N]

@@ -11,7 +11,7 @@ from jaxspec.keys import Purpose, token_key, uniform
 from jaxspec.pallas_kernels.rejection import api
 from jaxspec.pallas_kernels.rejection.cutoff import row_cutoffs
 from jaxspec.pallas_kernels.rejection.rules import COUPLED, GREEDY, STANDARD
-from jaxspec.rejection.metadata import SpecDecodeMetadata, expand_batch_to_tokens, make_metadata
+from jaxspec.rejection.metadata import SpecDecodeMetadata, make_metadata
 from jaxspec.types import Drafts, SamplingTable, Verdict
 
 Rule = Literal["standard", "coupled"]
@@ -49,14 +49,13 @@ def verify(
     row_ids_B = jnp.arange(B, dtype=jnp.int32)
     metadata = make_metadata(num_drafts_B, row_ids_B * J + num_drafts_B + 1, max_drafts=B * K)
     logits_RV = logits_BJV.reshape(B * J, V)
-    position_ends_B = (row_ids_B + 1) * J
 
     def per_position(values_B: jax.Array) -> jax.Array:
-        return expand_batch_to_tokens(values_B, position_ends_B, B * J)
+        return jnp.broadcast_to(values_B[:, None], (B, J)).reshape(B * J)
 
     is_greedy_B = table.temperature_B == 0
     rule_B = jnp.where(is_greedy_B, GREEDY, jnp.int32(_RULES[rule]))
-    temperature_R = expand_batch_to_tokens(table.temperature_B, position_ends_B, B * J, replace_from=0, replace_to=1)
+    temperature_R = per_position(jnp.where(is_greedy_B, jnp.float32(1), table.temperature_B))
 
     def filters() -> jax.Array:
         return row_cutoffs(
@@ -83,6 +82,7 @@ def verify(
         cutoff_R,
         uniform(accept_key_BJ2).reshape(B * J),
         noise_key_BJ2.reshape(B * J, 2),
+        rules=(GREEDY, _RULES[rule]),
         implementation=implementation,
         platform=platform,
     )
@@ -97,10 +97,11 @@ def _keys(key_B2, anchor_B, num_drafts_B, J: int, rule: Rule) -> tuple[jax.Array
     """Keys of each position's accept draw and of the noise of the token it may emit; [B, J, 2] each."""
     key_B12, anchor_B1 = key_B2[:, None, :], anchor_B[:, None]
     offset_1J = jnp.arange(J, dtype=jnp.int32)[None]
-    accept_BJ2 = token_key(key_B12, anchor_B1, offset_1J, Purpose.ACCEPT)
     if rule == "coupled":
-        return accept_BJ2, token_key(key_B12, anchor_B1 + offset_1J, 0, Purpose.COUPLED)
+        noise_BJ2 = token_key(key_B12, anchor_B1 + offset_1J, 0, Purpose.COUPLED)
+        return noise_BJ2, noise_BJ2  # nothing is accepted by chance
     purpose_BJ = jnp.where(offset_1J < num_drafts_B[:, None], Purpose.RECOVER, Purpose.BONUS)
+    accept_BJ2 = token_key(key_B12, anchor_B1, offset_1J, Purpose.ACCEPT)
     return accept_BJ2, token_key(key_B12, anchor_B1, offset_1J, purpose_BJ)
 
 

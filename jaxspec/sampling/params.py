@@ -1,4 +1,4 @@
-"""Host. `SamplingParams`: how a request wants its tokens drawn and when to stop, in vLLM's words, checked on creation."""
+"""Host. `SamplingParams`: how a request wants its tokens drawn, and when to stop, in vLLM's words; checked on creation."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -86,7 +86,7 @@ class SamplingParams:
             object.__setattr__(self, name, value)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
-                f"min_tokens={self.min_tokens} must not exceed max_tokens={self.max_tokens}; lower it or raise max_tokens",
+                f"min_tokens={self.min_tokens} must not exceed max_tokens={self.max_tokens}; lower it",
                 param="min_tokens",
             )
         if self.stop and not self.detokenize:

@@ -47,6 +47,7 @@ def reject(
     accept_uniform_R: Float[Array, " R"],
     noise_key_R2: UInt32[Array, "R 2"],
     *,
+    rules: tuple[int, ...],
     implementation: Implementation = "auto",
     platform: str = "cpu",
 ) -> tuple[Int32[Array, " B"], Int32[Array, " B"]]:
@@ -67,6 +68,7 @@ def reject(
             (`cutoff.row_cutoffs`); -inf in greedy rows.
         accept_uniform_R: in (0, 1), for the draft that the row judges.
         noise_key_R2: the key of the noise of the token that the row may emit.
+        rules: the codes that rule_R may hold; what the others need is not even compiled.
     Returns: num_accepted_B, and token_ids_B: the token after them, in [0, V) even if all logits are NaN.
     """
     validate_static(logits_RV, draft_logits_NV)
@@ -75,7 +77,7 @@ def reject(
         cu_num_draft_tokens_B, rule_R, temperature_R, cutoff_R, accept_uniform_R, noise_key_R2,
     )  # fmt: skip
     if pick_implementation(implementation, platform) == "reference":
-        return reference.reject(*arguments)
+        return reference.reject(*arguments, rules=rules)
     return tpu.reject(*arguments, interpret=platform == "cpu")
 
 

@@ -22,13 +22,15 @@ def reject(
     cutoff_R: jax.Array,
     accept_uniform_R: jax.Array,
     noise_key_R2: jax.Array,
+    *,
+    rules: tuple[int, ...],
 ) -> tuple[jax.Array, jax.Array]:
     """See `api.reject`, whose arguments these are. Only what the batch's rules need is computed."""
     num_drafts, num_rows = draft_token_ids_N.shape[0], bonus_rows_B.shape[0]
     vocab_size = logits_RV.shape[-1]
     has_standard = jnp.any(rule_R == STANDARD)
 
-    pick_R = _picks(logits_RV, rule_R, temperature_R, cutoff_R, noise_key_R2)
+    pick_R = _picks(logits_RV, rule_R, temperature_R, cutoff_R, noise_key_R2, rules)
 
     rows_N = jnp.clip(target_rows_N, 0, logits_RV.shape[0] - 1)
     in_vocab_N = (draft_token_ids_N >= 0) & (draft_token_ids_N < vocab_size)
@@ -47,7 +49,9 @@ def reject(
         return logprob_target_N, logprob_draft_N, log_norm_R, draft_log_norm_N
 
     nothing = (nothing_N, nothing_N, jnp.zeros_like(temperature_R), nothing_N)
-    logprob_target_N, logprob_draft_N, log_norm_R, draft_log_norm_N = lax.cond(has_standard, log_probs, lambda: nothing)
+    logprob_target_N, logprob_draft_N, log_norm_R, draft_log_norm_N = (
+        lax.cond(has_standard, log_probs, lambda: nothing) if STANDARD in rules else nothing
+    )
 
     # A difference, not log u + log q: where p = q it is exactly 0, above log u whatever u is. NaN compares false.
     is_likely_N = logprob_target_N - logprob_draft_N > jnp.log(accept_uniform_R)[rows_N]
@@ -86,11 +90,13 @@ def reject(
             is_whole_B = is_bonus_B | ~in_vocab_N[cut_N]
         return row_gumbel_argmax(jnp.where(is_whole_B[:, None], x_BV, residual_BV), key_B2)
 
+    if STANDARD not in rules:
+        return num_accepted_B, pick_R[cut_rows_B]
     drawn_B = lax.cond(has_standard, draw, lambda: jnp.zeros((num_rows,), jnp.int32))
     return num_accepted_B, jnp.where(rule_R[cut_rows_B] == STANDARD, drawn_B, pick_R[cut_rows_B])
 
 
-def _picks(logits_RV, rule_R, temperature_R, cutoff_R, noise_key_R2) -> jax.Array:
+def _picks(logits_RV, rule_R, temperature_R, cutoff_R, noise_key_R2, rules: tuple[int, ...]) -> jax.Array:
     """What greedy and coupled rows would emit at every position; standard rows have no use for it."""
 
     def coupled() -> jax.Array:
@@ -104,8 +110,8 @@ def _picks(logits_RV, rule_R, temperature_R, cutoff_R, noise_key_R2) -> jax.Arra
     def nothing() -> jax.Array:
         return jnp.zeros(rule_R.shape, jnp.int32)
 
-    which = jnp.where(jnp.any(rule_R == COUPLED), 2, jnp.any(rule_R == GREEDY).astype(jnp.int32))
-    return lax.switch(which, (nothing, greedy, coupled))
+    plain = lambda: lax.cond(jnp.any(rule_R == GREEDY), greedy, nothing)  # noqa: E731
+    return lax.cond(jnp.any(rule_R == COUPLED), coupled, plain) if COUPLED in rules else plain()
 
 
 def _kept_logits(logits_RV: jax.Array, temperature_R: jax.Array, cutoff_R: jax.Array) -> jax.Array:
@@ -125,11 +131,11 @@ def _log_norms(x_RV: jax.Array) -> jax.Array:
 
 
 def _accepted_prefixes(is_accepted_N: jax.Array, cu_num_draft_tokens_B: jax.Array) -> jax.Array:
-    """How many drafts of each segment come before its first rejected one. Padding has a segment of its own."""
-    num_rows, num_drafts = cu_num_draft_tokens_B.shape[0], is_accepted_N.shape[0]
+    """How many drafts of each segment come before its first rejected one."""
+    num_drafts = is_accepted_N.shape[0]
     n = jnp.arange(num_drafts, dtype=jnp.int32)
-    segment_N = jnp.searchsorted(cu_num_draft_tokens_B, n, side="right", method="scan_unrolled").astype(jnp.int32)
-    end_or_rejected_N = jnp.where(is_accepted_N, num_drafts, n)
-    first_B = jax.ops.segment_min(end_or_rejected_N, segment_N, num_segments=num_rows + 1, indices_are_sorted=True)
+    # The first rejected draft at or after each place, running back from the end; padding lies past every segment.
+    rejected_N = lax.cummin(jnp.where(is_accepted_N, num_drafts, n), reverse=True)
     start_B = jnp.concatenate([jnp.zeros((1,), jnp.int32), cu_num_draft_tokens_B[:-1]])
-    return jnp.minimum(first_B[:num_rows], cu_num_draft_tokens_B) - start_B
+    first_B = jnp.concatenate([rejected_N, jnp.full((1,), num_drafts, jnp.int32)])[start_B]
+    return jnp.minimum(first_B, cu_num_draft_tokens_B) - start_B
