@@ -187,9 +187,7 @@ class AsyncEngine:
                 return False
             command(core)
 
-    def _add(
-        self, core: EngineCore, request_id: str, prompt: Prompt, params: SamplingParams, client: _Client
-    ) -> None:
+    def _add(self, core: EngineCore, request_id: str, prompt: Prompt, params: SamplingParams, client: _Client) -> None:
         try:
             core.add_request(request_id, prompt, params)
         except JaxspecError as error:

@@ -159,7 +159,9 @@ def _proposer(
     num_tokens = speculative.num_speculative_tokens
     if custom is not None:
         if custom.num_tokens != num_tokens:
-            raise ConfigError(f"the proposer drafts {custom.num_tokens=} tokens, the config says {num_tokens=}; align them")
+            raise ConfigError(
+                f"the proposer drafts {custom.num_tokens=} tokens, the config says {num_tokens=}; align them"
+            )
         return (custom, None) if isinstance(custom, Proposer) else (no_proposer(), custom)
     if speculative.method == "ngram":
         return ngram(

@@ -68,20 +68,25 @@ class EngineCore:
             if tokenizer is None:
                 raise RequestError("this model has no tokenizer; send {'prompt_token_ids': [...]}", param="prompt")
             text, ids = prompt, tokenizer.encode(prompt)
-        elif isinstance(prompt, dict) and set(prompt) <= {"prompt_token_ids", "prompt"} and "prompt_token_ids" in prompt:
+        elif (
+            isinstance(prompt, dict) and set(prompt) <= {"prompt_token_ids", "prompt"} and "prompt_token_ids" in prompt
+        ):
             text, ids = prompt.get("prompt"), prompt["prompt_token_ids"]
         else:
             raise RequestError(
                 f"a prompt is a string or {{'prompt_token_ids': [...]}}, got {prompt!r:.80}", param="prompt"
             )
         if params.stop and tokenizer is None:
-            raise RequestError("stop strings need a tokenizer, which this model has not; use stop_token_ids", param="stop")
+            raise RequestError(
+                "stop strings need a tokenizer, which this model has not; use stop_token_ids", param="stop"
+            )
         model = self.parts.target.config
         ids = check_prompt_token_ids(ids, vocab_size=model.vocab_size, max_model_len=self.config.max_model_len)
         for token_id in params.stop_token_ids or ():
             if not 0 <= token_id < model.vocab_size:
                 raise RequestError(
-                    f"stop token id {token_id} is outside the vocabulary [0, {model.vocab_size})", param="stop_token_ids"
+                    f"stop token id {token_id} is outside the vocabulary [0, {model.vocab_size})",
+                    param="stop_token_ids",
                 )
         return text, ids
 

@@ -118,7 +118,9 @@ class Engine:
     ) -> list[RequestOutput]:
         """Answer conversations. messages: one conversation (a list of {"role", "content"}) or a list of them."""
         if self.tokenizer is None:
-            raise RequestError("chat needs a tokenizer with a chat template, which this model has not", param="messages")
+            raise RequestError(
+                "chat needs a tokenizer with a chat template, which this model has not", param="messages"
+            )
         tokenizer = self.tokenizer
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
         texts = [

@@ -91,7 +91,9 @@ def check_prompt_token_ids(token_ids: Any, *, vocab_size: int, max_model_len: in
         RequestError: not a non-empty list of ids of the vocabulary, or no room for even one token of an answer.
     """
     if not isinstance(token_ids, (list, tuple, np.ndarray)) or len(token_ids) == 0:
-        raise RequestError("a prompt must hold at least one token; an empty one has nothing to continue", param="prompt")
+        raise RequestError(
+            "a prompt must hold at least one token; an empty one has nothing to continue", param="prompt"
+        )
     ids = []
     for token_id in token_ids:
         if isinstance(token_id, bool) or not isinstance(token_id, (int, np.integer)):

@@ -63,6 +63,7 @@ class HostProposer(Protocol):
 
 def no_proposer() -> Proposer:
     """Plain decoding: K = 0, no drafts, no state."""
+
     def propose(weights, state, view: RowView) -> tuple[Drafts, ProposerState]:
         del weights
         rows = view.len_B.shape[0]

@@ -8,10 +8,11 @@ from flax import struct
 
 from jaxspec.cache.pages import slots_of
 from jaxspec.config.model import ModelConfig
-from jaxspec.keys import Purpose, gumbel, token_key
+from jaxspec.keys import Purpose, token_key
 from jaxspec.models.base import Family, Tokens
+from jaxspec.pallas_kernels.rejection.argmax import row_argmax
 from jaxspec.proposers.base import Proposer, RowView
-from jaxspec.sampling.logits import process
+from jaxspec.sampling.logits import draw, process
 from jaxspec.types import Drafts
 
 
@@ -69,16 +70,12 @@ def draft_model(
         end_B = jnp.max(tokens.positions_BT, axis=1) + 1
         return DraftModelState(pool=pool, cached_R=state.cached_R.at[rows_B].set(end_B))
 
-    def draw(logits_BV, view: RowView, offset) -> tuple[jax.Array, jax.Array]:
+    def next_draft(logits_BV, view: RowView, offset) -> tuple[jax.Array, jax.Array]:
         """The next draft of each row and the logits it was drawn from."""
         if sample_method == "greedy":
-            return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32), logits_BV
+            return row_argmax(logits_BV), logits_BV
         logits_BV = process(logits_BV[:, None], view.table)[:, 0]
-        key_B2 = token_key(view.table.key_B2, view.len_B, offset, Purpose.DRAFT)
-        noise_BV = gumbel(key_B2, jnp.arange(logits_BV.shape[1], dtype=jnp.int32)[None, :])
-        is_greedy_B1 = (view.table.temperature_B == 0)[:, None]
-        score_BV = jnp.where(is_greedy_B1, logits_BV, logits_BV + noise_BV)
-        return jnp.argmax(score_BV, axis=-1).astype(jnp.int32), logits_BV
+        return draw(logits_BV, token_key(view.table.key_B2, view.len_B, offset, Purpose.DRAFT), view.table), logits_BV
 
     def propose(weights, state: DraftModelState, view: RowView) -> tuple[Drafts, DraftModelState]:
         cached_B = state.cached_R[view.rows_B]
@@ -92,7 +89,7 @@ def draft_model(
         hidden_BJD, pool = run(weights, state.pool, token_ids_BJ, positions_BJ, view.pages_BM)
         last_B = jnp.maximum(fed_B - 1, 0)
         hidden_BD = jnp.take_along_axis(hidden_BJD, last_B[:, None, None], axis=1)
-        first_B, first_logits_BV = draw(family.logits(weights["draft"], config, hidden_BD)[:, 0], view, 0)
+        first_B, first_logits_BV = next_draft(family.logits(weights["draft"], config, hidden_BD)[:, 0], view, 0)
 
         can_draft_B = view.is_active_B & (behind_B <= J)
         room_B = jnp.minimum(view.max_len_B - 1, max_model_len) - view.len_B
@@ -102,7 +99,7 @@ def draft_model(
             token_B, pool = carry
             position_B = jnp.where(offset <= counts_B - 1, view.len_B + offset - 1, -1)
             hidden_B1D, pool = run(weights, pool, token_B[:, None], position_B[:, None], view.pages_BM)
-            token_B, logits_BV = draw(family.logits(weights["draft"], config, hidden_B1D)[:, 0], view, offset)
+            token_B, logits_BV = next_draft(family.logits(weights["draft"], config, hidden_B1D)[:, 0], view, offset)
             return (token_B, pool), (token_B, logits_BV if sample_method == "probabilistic" else ())
 
         (_, pool), (rest_kB, rest_logits) = jax.lax.scan(

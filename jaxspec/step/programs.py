@@ -154,5 +154,3 @@ def _compile(item: tuple[str, Callable]) -> tuple[str, Any, float]:
 def _temp_bytes(program: Any) -> int:
     analysis = program.memory_analysis()
     return 0 if analysis is None else int(analysis.temp_size_in_bytes)
-
-

@@ -1,5 +1,6 @@
 """Device. The pure programs of decoding: propose, verify_commit, and the round that is one after the other."""
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -107,9 +108,7 @@ def verify_only(
     return verdict, state.replace(pool=pool), counts_B, logits_BJV
 
 
-def commit(
-    state: DecodeState, batch: Batch, verdict: Verdict, counts_B: jax.Array
-) -> tuple[DecodeState, RoundOutput]:
+def commit(state: DecodeState, batch: Batch, verdict: Verdict, counts_B: jax.Array) -> tuple[DecodeState, RoundOutput]:
     """Append the verdict's tokens to each active row, up to the first that finishes it."""
     rows_B = batch.rows_B
     len_B, max_len_B = state.len_R[rows_B], state.max_len_R[rows_B]
@@ -141,11 +140,9 @@ def decode_round(
     target: Target, proposer: Proposer, weights: Any, state: DecodeState, batch: Batch
 ) -> tuple[DecodeState, RoundOutput]:
     """One round: draft, verify, reject, commit. When no row has a draft it is a one-position forward."""
-    if proposer.num_tokens == 0:
-        drafts, state = propose(proposer, weights, state, batch)
-        return verify_commit(target, weights, state, batch, drafts)
-
     drafts, state = propose(proposer, weights, state, batch)
+    if proposer.num_tokens == 0:
+        return verify_commit(target, weights, state, batch, drafts)
 
     def with_drafts(state: DecodeState) -> tuple[DecodeState, RoundOutput]:
         return verify_commit(target, weights, state, batch, drafts)
@@ -154,11 +151,28 @@ def decode_round(
         nothing = Drafts(token_ids_BK=drafts.token_ids_BK[:, :0], counts_B=jnp.zeros_like(drafts.counts_B))
         state, output = verify_commit(target, weights, state, batch, nothing)
         padding = jnp.full((output.packed_BX.shape[0], proposer.num_tokens), -1, jnp.int32)
-        return state, RoundOutput(
-            packed_BX=jnp.concatenate([output.packed_BX[:, :1], padding, output.packed_BX[:, 1:]], axis=1)
-        )
+        packed_BX = jnp.concatenate([output.packed_BX[:, :1], padding, output.packed_BX[:, 1:]], axis=1)
+        return state, RoundOutput(packed_BX=packed_BX)
 
-    return jax.lax.cond(jnp.any(drafts.counts_B > 0), with_drafts, without, state)
+    return _one_of(jnp.any(drafts.counts_B > 0), with_drafts, without, state)
+
+
+def _one_of(is_first: jax.Array, first: Callable, second: Callable, state: DecodeState):
+    """first(state) or second(state), as `lax.cond`, but with the state updated in place.
+
+    XLA copies the whole page pool at the edges of a conditional (measured on CPU: twice a round). It never copies what
+    a while loop carries, so each branch is a loop that runs once or not at all.
+    """
+    _, output_shape = jax.eval_shape(first, state)
+    output = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), output_shape)
+
+    def run_if(condition, branch, carry):
+        _, state, output = jax.lax.while_loop(
+            lambda carry: carry[0], lambda carry: (jnp.zeros((), jnp.bool_), *branch(carry[1])), (condition, *carry)
+        )
+        return state, output
+
+    return run_if(~is_first, second, run_if(is_first, first, (state, output)))
 
 
 def decode_rounds(

@@ -48,9 +48,7 @@ class RoundOutput:
     packed_BX: jax.Array
 
 
-def initial_state(
-    *, max_rows: int, max_model_len: int, pool: jax.Array, proposer_state: Any
-) -> DecodeState:
+def initial_state(*, max_rows: int, max_model_len: int, pool: jax.Array, proposer_state: Any) -> DecodeState:
     """A state in which every row is finished and empty."""
     R = max_rows + 1
     return DecodeState(

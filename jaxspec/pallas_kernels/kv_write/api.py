@@ -22,6 +22,10 @@ def kv_write(
     num_slots = pages * page_size
     # Negative indices would wrap to the last slot, so they are sent past the end, where mode="drop" ignores them.
     index_N = jnp.where(slots_N < 0, num_slots, slots_N)
+    if index_N.shape[0] == 1:
+        # XLA turns a scatter of one entry into a guarded slice update, for which CPU copies the whole pool.
+        index_N = jnp.pad(index_N, (0, 1), constant_values=num_slots)
+        kv_NGH = jnp.pad(kv_NGH, ((0, 1), (0, 0), (0, 0)))
     flat = pool_PSGH.reshape(num_slots, heads, size)
     flat = flat.at[index_N].set(kv_NGH.astype(pool_PSGH.dtype), mode="drop")
     return jax.lax.reshape(flat, pool_PSGH.shape)
