@@ -19,10 +19,30 @@ HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
 START_SECONDS = 900  # a first start compiles; a later one reads the cache
 
-QUESTION = (
-    "Rewrite this list in alphabetical order, one fruit a line, then repeat the list in reverse order:\n"
-    "pear, apple, quince, banana, cherry, fig, grape, lemon"
-)
+# An edit: most of the answer stands in the question, which is where drafting from the context pays.
+QUESTION = '''Rewrite this Python function so that it also returns the number of lines that were skipped. \
+Keep everything else the same and output the whole function.
+
+```python
+def load_scores(path, delimiter=","):
+    """Read name and score pairs from a text file."""
+    scores = {}
+    with open(path, "r", encoding="utf-8") as handle:
+        for line_number, line in enumerate(handle, start=1):
+            line = line.strip()
+            if not line or line.startswith("#"):
+                continue
+            parts = line.split(delimiter)
+            if len(parts) != 2:
+                print(f"line {line_number}: expected 2 fields, got {len(parts)}")
+                continue
+            name, value = parts[0].strip(), parts[1].strip()
+            try:
+                scores[name] = float(value)
+            except ValueError:
+                print(f"line {line_number}: bad number {value!r}")
+    return scores
+```'''
 
 
 def main() -> int:
