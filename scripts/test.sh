@@ -23,6 +23,7 @@ if $all; then
     else
         echo "pyright cannot start here: types were not checked" >&2
     fi
+    words+=(--heavy)
 else
     prepare_venv test
 fi

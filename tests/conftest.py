@@ -12,6 +12,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import jax
+import pytest
 from jaxtyping import install_import_hook
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,3 +46,16 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_compilation_cache_dir", str(ROOT / ".jaxspec_cache" / f"tests-{_cpu_features()}"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--heavy", action="store_true", help="also run tests marked heavy, as ./scripts/test.sh --all does"
+    )
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--heavy"):
+        for item in items:
+            if "heavy" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="heavy: needs --heavy"))
