@@ -7,6 +7,7 @@ from collections.abc import Sequence
 # name -> (module, function taking the words after the name and returning an exit status, what it does)
 COMMANDS = {
     "serve": ("jaxspec.serve.server", "main", "an OpenAI-compatible server"),
+    "bench": ("jaxspec.bench.__main__", "main", "benchmarks: speculation against plain decoding"),
 }
 
 

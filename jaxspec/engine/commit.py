@@ -1,4 +1,4 @@
-"""Host. The one function that decides how much of a verified block a sequence keeps, token by token, and why it ended."""
+"""Host. The one function that decides what a sequence keeps of a verified block, token by token, and why it ended."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field

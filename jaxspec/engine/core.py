@@ -1,4 +1,4 @@
-"""Host. The engine's loop body: plan, run, commit. One thread drives it; nothing here waits for anything but the device."""
+"""Host. The engine's loop body: plan, run, commit. One thread drives it; nothing here waits but for the device."""
 
 import logging
 import time
@@ -19,6 +19,7 @@ from jaxspec.scheduler.request import SequenceState
 from jaxspec.scheduler.scheduler import Scheduler
 from jaxspec.step import pack
 from jaxspec.step.compiles import compile_count
+from jaxspec.step.state import Batch
 from jaxspec.text.detokenizer import IncrementalDetokenizer
 from jaxspec.types import Drafts
 
@@ -156,28 +157,35 @@ class EngineCore:
         self.metrics.set_compiles_after_ready(self.compiles_after_ready)
         return list(touched.values())
 
+    def running_batch(self) -> Batch:
+        """The batch that the next step would decode, for benchmarks that run it on their own."""
+        return self._pack(self.scheduler.decoding)
+
     def _decode(self, rows: SequenceOf[tuple[Request, Sequence]], touched: dict[str, Request]) -> None:
-        shapes = self._programs.shapes
         states = [sequence.state for _, sequence in rows]
-        batch = pack.pack_batch(
-            [state.row for state in states],
-            [state.pages for state in states],
-            pack.bucket_of(len(rows), shapes.batch_rows),
-            shapes.guard_row,
-            shapes.pages_per_row,
-        )
+        batch = self._pack(states)
         if self._host_proposer is not None:
             drafts = self._host_drafts([state.sequence_id for state in states], batch.rows_B.shape[0])
             self.state, output = self._programs.verify_commit(self._weights, self.state, batch, drafts)
             packed_RBX = np.asarray(output.packed_BX)[None]
         else:
-            num_rounds = 1 if self.scheduler.num_waiting else shapes.max_rounds
+            num_rounds = 1 if self.scheduler.num_waiting else self._programs.shapes.max_rounds
             self.state, output = self._programs.decode_rounds(self._weights, self.state, batch, num_rounds)
             packed_RBX = np.asarray(output.packed_BX)
         now = time.monotonic()
         for packed_BX in packed_RBX:
             for (request, sequence), packed_X in zip(rows, packed_BX, strict=False):
                 self._commit(request, sequence, packed_X.tolist(), now, touched)
+
+    def _pack(self, states: SequenceOf[SequenceState]) -> Batch:
+        shapes = self._programs.shapes
+        return pack.pack_batch(
+            [state.row for state in states],
+            [state.pages for state in states],
+            pack.bucket_of(len(states), shapes.batch_rows),
+            shapes.guard_row,
+            shapes.pages_per_row,
+        )
 
     def _commit(
         self, request: Request, sequence: Sequence, packed: list[int], now: float, touched: dict[str, Request]

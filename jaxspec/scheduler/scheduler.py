@@ -48,6 +48,11 @@ class Scheduler:
         return len(self._prefilling) + len(self._decoding)
 
     @property
+    def decoding(self) -> tuple[SequenceState, ...]:
+        """The sequences whose prompts are in the cache."""
+        return tuple(self._decoding)
+
+    @property
     def has_work(self) -> bool:
         return bool(self._waiting or self._prefilling or self._decoding)
 
@@ -71,7 +76,7 @@ class Scheduler:
         while self._waiting and self._can_admit(self._waiting[0]):
             admitted.append(self._admit(self._waiting.popleft()))
         chunks = self._chunks()
-        return Plan(tuple(admitted), chunks, tuple(self._decoding))
+        return Plan(tuple(admitted), chunks, self.decoding)
 
     def finish(self, sequence: SequenceState) -> None:
         """Forget a sequence wherever it stands; its row and pages are free at once."""

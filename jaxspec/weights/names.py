@@ -1,4 +1,4 @@
-"""Host. The form of a name table: which tensors of a file fill which parameter. Written by models, read by the loader."""
+"""Host. The form of a name table: which tensors of a file fill which parameter. Models write it, the loader reads it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

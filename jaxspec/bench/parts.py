@@ -1,0 +1,121 @@
+"""Host. The parts of a round, each compiled alone and timed in turn with the whole round."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.bench.clock import interleaved_ms
+from jaxspec.engine.core import EngineCore
+from jaxspec.models.base import Tokens
+from jaxspec.rejection.verify import verify
+from jaxspec.sampling.params import SamplingParams
+from jaxspec.step import pack, rounds
+from jaxspec.types import Drafts
+
+_PERIOD = 8  # tokens of a prompt that repeats itself: every round drafts
+
+
+def time_parts(core: EngineCore, batch_rows: int, *, repeats: int) -> dict[str, float]:
+    """Median milliseconds of a drafting round and of its parts, at the given batch size.
+
+    round_ms: the engine's own program, every row drafting. verify_ms: the bare J-position forward and head.
+    plain_forward_ms: the same for one position. draft_ms, reject_ms: those parts alone. prefill_ms: one chunk of the
+    largest bucket. bandwidth_floor_ms: reading as many bytes as the target's weights have.
+    """
+    parts, shapes = core.parts, core.parts.programs.shapes
+    target, proposer, weights = parts.target, parts.proposer, parts.weights
+    J = proposer.num_tokens + 1
+    bucket = pack.bucket_of(batch_rows, shapes.batch_rows)
+    requests = _repeating_requests(core, batch_rows)
+    batch = core.running_batch()
+    model = target.config
+    view_pages_BM = jnp.asarray(batch.pages_BM)
+
+    def round_() -> Any:
+        core.state, output = parts.programs.decode_rounds(weights, core.state, batch, 1)
+        return output.packed_BX
+
+    propose = jax.jit(functools.partial(rounds.propose, proposer), donate_argnums=1)
+
+    def draft() -> Any:
+        drafts, core.state = propose(weights, core.state, batch)
+        return drafts.counts_B
+
+    def forward_of(width: int) -> Callable[[], Any]:
+        @functools.partial(jax.jit, donate_argnums=1)
+        def forward(weights, pool, tokens):
+            hidden, pool = target.family.forward(weights, model, tokens, pool)
+            return target.family.logits(weights, model, hidden), pool
+
+        start = int(np.asarray(core.state.len_R)[np.asarray(batch.rows_B)].max())
+        positions = jnp.broadcast_to(jnp.arange(start, start + width, dtype=jnp.int32), (bucket, width))
+        tokens = Tokens(
+            token_ids_BT=jnp.zeros((bucket, width), jnp.int32),
+            positions_BT=positions,
+            slots_BT=jnp.full((bucket, width), -1, jnp.int32),  # looks at the cache and leaves it as it is
+            pages_BM=view_pages_BM,
+        )
+
+        def run() -> Any:
+            logits, pool = forward(weights["target"], core.state.pool, tokens)
+            core.state = core.state.replace(pool=pool)
+            return logits
+
+        return run
+
+    forward = forward_of(J)
+    logits_BJV = forward()
+    table = jax.tree.map(lambda leaf: leaf[np.asarray(batch.rows_B)], core.state.table)
+    drafts = Drafts(token_ids_BK=jnp.zeros((bucket, J - 1), jnp.int32), counts_B=jnp.full(bucket, J - 1, jnp.int32))
+    reject = jax.jit(
+        functools.partial(verify, rule=target.rule, implementation=target.implementation, platform=target.platform)
+    )
+    anchor_B = jnp.ones(bucket, jnp.int32)
+
+    floor = _read_weights(weights["target"])
+    first = core.scheduler.decoding[0]
+    num_tokens = min(first.num_prompt_tokens, shapes.chunk_tokens[-1])  # written again as it stands in the cache
+    chunk = pack.pack_chunk(first.row, 0, num_tokens, first.pages, shapes.pages_per_row)
+
+    def prefill() -> Any:
+        core.state = parts.programs.prefill(weights, core.state, chunk)
+        return core.state.len_R
+
+    runs: dict[str, Callable[[], Any]] = {
+        "round_ms": round_,
+        "verify_ms": forward,
+        "plain_forward_ms": forward_of(1),
+        "bandwidth_floor_ms": floor,
+        "prefill_ms": prefill,
+    }
+    if J > 1:
+        runs["draft_ms"] = draft
+        runs["reject_ms"] = lambda: reject(logits_BJV, drafts, table, anchor_B)
+    times = interleaved_ms(runs, repeats=repeats, calls=1)
+    for request in requests:
+        core.abort(request.request_id)
+    return {"draft_ms": 0.0, "reject_ms": 0.0} | times
+
+
+def _repeating_requests(core: EngineCore, batch_rows: int) -> list[Any]:
+    """Requests that repeat themselves, prefilled and one round in: n-gram lookup always finds something."""
+    config = core.config
+    length = min(20 * _PERIOD, config.max_model_len // 2)
+    ids = (list(range(40, 40 + _PERIOD)) * (length // _PERIOD + 1))[:length]
+    params = SamplingParams(temperature=0.0, max_tokens=config.max_model_len - length, ignore_eos=True)
+    requests = [core.add_request(f"parts-{index}", {"prompt_token_ids": ids}, params) for index in range(batch_rows)]
+    while len(core.scheduler.decoding) < batch_rows:
+        core.step()
+    return requests
+
+
+def _read_weights(weights: Any) -> Callable[[], Any]:
+    """A float32 sum over a buffer of the weights' size: no step can be faster than reading them once."""
+    num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(weights))
+    buffer = jnp.ones((64, num_bytes // 4 // 64), jnp.float32)
+    total = jax.jit(lambda buffer: jnp.sum(buffer, axis=1))
+    return lambda: total(buffer)
