@@ -29,11 +29,15 @@ from jaxspec.engine.engine import Engine
 from jaxspec.errors import ConfigError, JaxspecError
 from jaxspec.metrics.acceptance import AcceptanceStats
 from jaxspec.sampling.params import SamplingParams
+from jaxspec.text.tokenizer import load_tokenizer
+from jaxspec.weights.aliases import resolve_model
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the bench. Returns the exit status: 0, or 2 for a config that is wrong."""
-    parser = argparse.ArgumentParser("jaxspec bench offline", description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        "jaxspec bench offline", description="Speculation against plain decoding.", allow_abbrev=False
+    )
     parser.add_argument("--model", default="smollm2-135m-instruct", help="alias, hub name, folder or .gguf file")
     parser.add_argument("--prompts", type=Path, default=None, help="JSON lines; default: the prompts that ship")
     parser.add_argument("--batch", type=int, default=1, help="rows decoded together")
@@ -57,9 +61,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(args: argparse.Namespace, speculative: Mapping[str, Any]) -> dict[str, Any]:
     """Everything the bench measures, by the names of docs/design.md section 6."""
-    from jaxspec.text.tokenizer import load_tokenizer
-    from jaxspec.weights.aliases import resolve_model
-
     path = args.prompts or default_prompts_path()
     kinds = read_prompts(path, load_tokenizer(resolve_model(args.model)))
     longest = max(len(one.token_ids) + one.max_tokens for prompts in kinds.values() for one in prompts)

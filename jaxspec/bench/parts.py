@@ -1,5 +1,6 @@
 """Host. The parts of a round, each compiled alone and timed in turn with the whole round."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -62,7 +63,7 @@ def time_parts(core: EngineCore, batch_rows: int, *, repeats: int) -> dict[str, 
 
         def run() -> Any:
             logits, pool = forward(weights["target"], core.state.pool, tokens)
-            core.state = core.state.replace(pool=pool)
+            core.state = dataclasses.replace(core.state, pool=pool)
             return logits
 
         return run

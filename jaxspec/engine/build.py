@@ -125,7 +125,7 @@ def _num_parameters(config: ModelConfig) -> int:
 
 def _configure_compilation_cache(resolved: ResolvedConfig) -> None:
     """JAX has one cache a process; one that the user has set stays."""
-    if resolved.compilation_cache_dir is None or jax.config.jax_compilation_cache_dir is not None:
+    if resolved.compilation_cache_dir is None or jax.config.values["jax_compilation_cache_dir"] is not None:
         return
     jax.config.update("jax_compilation_cache_dir", resolved.compilation_cache_dir)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

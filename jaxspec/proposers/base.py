@@ -8,8 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxspec.models.base import Tokens
-from jaxspec.types import SamplingTable
-from jaxspec.types import Drafts
+from jaxspec.types import Drafts, SamplingTable
 
 ProposerState = Any  # a pytree of arrays whose leading axis, where it counts rows, is the engine's row table
 

@@ -100,16 +100,16 @@ def draft_model(
             position_B = jnp.where(offset <= counts_B - 1, view.len_B + offset - 1, -1)
             hidden_B1D, pool = run(weights, pool, token_B[:, None], position_B[:, None], view.pages_BM)
             token_B, logits_BV = next_draft(family.logits(weights["draft"], config, hidden_B1D)[:, 0], view, offset)
-            return (token_B, pool), (token_B, logits_BV if sample_method == "probabilistic" else ())
+            return (token_B, pool), (token_B, logits_BV if sample_method == "probabilistic" else None)
 
-        (_, pool), (rest_kB, rest_logits) = jax.lax.scan(
+        (_, pool), (rest_kB, rest_logits_kBV) = jax.lax.scan(
             step, (first_B, pool), jnp.arange(1, num_tokens, dtype=jnp.int32)
         )
         token_ids_BK = jnp.concatenate([first_B[:, None], rest_kB.T], axis=1)
         token_ids_BK = jnp.where(jnp.arange(num_tokens)[None, :] < counts_B[:, None], token_ids_BK, -1)
         logits_BKV = None
-        if sample_method == "probabilistic":
-            logits_BKV = jnp.concatenate([first_logits_BV[:, None], rest_logits.transpose(1, 0, 2)], axis=1)
+        if rest_logits_kBV is not None:
+            logits_BKV = jnp.concatenate([first_logits_BV[:, None], rest_logits_kBV.transpose(1, 0, 2)], axis=1)
         # Where nothing was fed (an inactive row) nothing moves; drafts' keys are beyond `cached` and overwritten.
         cached_R = state.cached_R.at[view.rows_B].set(cached_B + fed_B)
         return Drafts(token_ids_BK=token_ids_BK, counts_B=counts_B, logits_BKV=logits_BKV), DraftModelState(

@@ -1,5 +1,6 @@
 """Device. The two programs that bring a request in: its row is set, then its prompt fills the cache chunk by chunk."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -30,14 +31,16 @@ def admit(state: DecodeState, admission: Admission) -> DecodeState:
     row, (num_prompt, min_len, max_len) = admission.row, admission.lengths_3
     temperature, top_k, top_p, min_p = admission.sampling_4
     table = state.table
-    return state.replace(
+    return dataclasses.replace(
+        state,
         history_RC=state.history_RC.at[row].set(admission.history_C),
         len_R=state.len_R.at[row].set(num_prompt),
         min_len_R=state.min_len_R.at[row].set(min_len),
         max_len_R=state.max_len_R.at[row].set(max_len),
         is_finished_R=state.is_finished_R.at[row].set(False),
         stop_ids_RW=state.stop_ids_RW.at[row].set(admission.stop_ids_W),
-        table=table.replace(
+        table=dataclasses.replace(
+            table,
             temperature_B=table.temperature_B.at[row].set(temperature),
             top_k_B=table.top_k_B.at[row].set(top_k.astype(jnp.int32)),
             top_p_B=table.top_p_B.at[row].set(top_p),
@@ -76,4 +79,4 @@ def prefill(
     )
     hidden_1TD, pool = target.family.forward(weights["target"], target.config, tokens, state.pool)
     proposer_state = proposer.prefill(weights, state.proposer, chunk.row[None], tokens, hidden_1TD)
-    return state.replace(pool=pool, proposer=proposer_state)
+    return dataclasses.replace(state, pool=pool, proposer=proposer_state)

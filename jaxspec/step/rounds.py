@@ -1,5 +1,6 @@
 """Device. The pure programs of decoding: propose, verify_commit, and the round that is one after the other."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -44,7 +45,7 @@ def propose(proposer: Proposer, weights: Any, state: DecodeState, batch: Batch) 
     """Draft up to K tokens a row. Of the state only the proposer's part changes."""
     with jax.named_scope("draft"):
         drafts, proposer_state = proposer.propose(weights, state.proposer, row_view(state, batch))
-    return drafts, state.replace(proposer=proposer_state)
+    return drafts, dataclasses.replace(state, proposer=proposer_state)
 
 
 def verify_commit(
@@ -74,7 +75,7 @@ def verify_only(
     K = drafts.token_ids_BK.shape[1]
     # The last position yields a token of its own, so a row with r tokens to go can use r - 1 drafts.
     counts_B = jnp.where(view.is_active_B, jnp.clip(drafts.counts_B, 0, view.max_len_B - view.len_B - 1), 0)
-    drafts = drafts.replace(counts_B=counts_B)
+    drafts = dataclasses.replace(drafts, counts_B=counts_B)
 
     with jax.named_scope("verify"):
         j_1J = jnp.arange(K + 1, dtype=jnp.int32)[None, :]
@@ -105,7 +106,7 @@ def verify_only(
             implementation=target.implementation,
             platform=target.platform,
         )
-    return verdict, state.replace(pool=pool), counts_B, logits_BJV
+    return verdict, dataclasses.replace(state, pool=pool), counts_B, logits_BJV
 
 
 def commit(state: DecodeState, batch: Batch, verdict: Verdict, counts_B: jax.Array) -> tuple[DecodeState, RoundOutput]:
@@ -126,7 +127,8 @@ def commit(state: DecodeState, batch: Batch, verdict: Verdict, counts_B: jax.Arr
 
     token_ids_BJ = jnp.where(is_kept_BJ, verdict.token_ids_BJ, -1)
     column_BJ = jnp.where(is_kept_BJ, len_B[:, None] + j_1J, state.history_RC.shape[1])  # past the end: dropped
-    state = state.replace(
+    state = dataclasses.replace(
+        state,
         history_RC=state.history_RC.at[rows_B[:, None], column_BJ].set(token_ids_BJ, mode="drop"),
         len_R=state.len_R.at[rows_B].add(num_kept_B),
         is_finished_R=state.is_finished_R.at[rows_B].set(~is_active_B | jnp.any(ends_BJ, axis=1)),

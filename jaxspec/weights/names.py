@@ -1,4 +1,4 @@
-"""Host. The form of a name table: which tensors of a file fill which parameter. Models write it, the loader reads it."""
+"""Host. The form of a name table, written by models and read by the loader: which tensors fill which parameter."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -35,8 +35,12 @@ class RejectionSpec:
             "accept_uniform_R": ((R,), jnp.float32),
             "noise_key_R2": ((R, 2), jnp.uint32),
         }
-        arguments = {name: jax.ShapeDtypeStruct(shape, dtype) for name, (shape, dtype) in shapes.items()}
-        return arguments if self.has_draft_logits else arguments | {"draft_logits_NV": None}
+        arguments: dict[str, jax.ShapeDtypeStruct | None] = {
+            name: jax.ShapeDtypeStruct(shape, dtype) for name, (shape, dtype) in shapes.items()
+        }
+        if not self.has_draft_logits:
+            arguments["draft_logits_NV"] = None
+        return arguments
 
 
 _TEST, _DEVICE = frozenset({"test"}), frozenset({"device"})
