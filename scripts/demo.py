@@ -140,7 +140,7 @@ def ask(port: int, prompt: str, began: float) -> None:
     """Stream one answer to the terminal, then one line about it."""
     body = {
         "messages": [{"role": "user", "content": prompt}],
-        "max_tokens": 128,
+        "max_tokens": 256,
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},

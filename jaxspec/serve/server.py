@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import logging
+import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -19,6 +20,7 @@ from jaxspec.serve.app import create_app
 logger = logging.getLogger(__name__)
 
 GRACE_SECONDS = 5
+INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -99,6 +101,10 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, listening: s
     logger.info("listening on http://%s:%d, starting the engine", f"[{host}]" if ":" in host else host, port)
     with suppress(KeyboardInterrupt):  # uvicorn raises the signal again once it has shut down
         server.run(sockets=[listening])
+    if engine.is_healthy and not engine.is_ready:
+        # NOTE: interrupted while it compiles. XLA cannot be asked to stop: a usual exit would wait for it, and abort.
+        logging.shutdown()
+        os._exit(INTERRUPTED)
     for error in failures:  # the engine has logged it; this is the last line, for whoever looks there
         print(f"jaxspec serve: the engine did not start: {error}", file=sys.stderr)
     return 1 if failures else 0
