@@ -1,0 +1,72 @@
+"""Host. Runs a family's forward over a page pool as hostile as a test can make it: shuffled pages, NaN wherever nothing
+was written, padding among the tokens."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.models.base import Tokens
+from jaxspec.models.registry import family_of
+from jaxspec.weights.checkpoint import open_checkpoint
+from jaxspec.weights.load import load
+
+
+def load_model(path, dtype=np.float32):
+    """(family, config, weights) of a folder or file."""
+    with open_checkpoint(path) as checkpoint:
+        family = family_of(checkpoint.config.family)
+        specs = family.specs(checkpoint.config, dtype)
+        return (
+            family,
+            checkpoint.config,
+            load(checkpoint.reader, specs, family.name_table(checkpoint.config, checkpoint.source)),
+        )
+
+
+class Pager:
+    """Rows of one model in one pool. `feed` may be called with any cut of the rows' tokens."""
+
+    def __init__(self, path, *, num_rows, max_len, page_size, seed=0, dtype=np.float32, pool_dtype=np.float32):
+        self.family, self.config, self.weights = load_model(path, dtype)
+        self.page_size = page_size
+        num_pages = -(-max_len // page_size)
+        # Twice the pages needed, so that most of the pool stays NaN; two more columns that hold no page.
+        ids = np.random.default_rng(seed).permutation(2 * num_rows * num_pages)[: num_rows * num_pages]
+        self.pages_BM = np.pad(ids.reshape(num_rows, num_pages), ((0, 0), (0, 2)), constant_values=-1).astype(np.int32)
+        shape = (self.config.num_layers * 2 * num_rows * num_pages, page_size)
+        shape += (2 * self.config.num_kv_heads, self.config.head_dim)
+        self.pool = jnp.full(shape, jnp.nan, pool_dtype)
+        self.len_B = np.zeros(num_rows, int)
+
+    def feed(self, rows, pad_to: int = 1):
+        """Runs the next tokens of each row (a list a row, which may be empty), padded to at least `pad_to`.
+
+        Returns: (hidden, logits) a row, of its own tokens only.
+        """
+        T = max(pad_to, *map(len, rows))
+        ids_BT = np.zeros((len(rows), T), np.int32)
+        positions_BT = np.full((len(rows), T), -1, np.int32)
+        slots_BT = np.full((len(rows), T), -1, np.int32)
+        for b, tokens in enumerate(rows):
+            n = len(tokens)
+            position_n = self.len_B[b] + np.arange(n)
+            ids_BT[b, :n], positions_BT[b, :n] = tokens, position_n
+            page_n = self.pages_BM[b, position_n // self.page_size]
+            slots_BT[b, :n] = page_n * self.page_size + position_n % self.page_size
+            self.len_B[b] += n
+        tokens = Tokens(token_ids_BT=ids_BT, positions_BT=positions_BT, slots_BT=slots_BT, pages_BM=self.pages_BM)
+        hidden, logits, self.pool = _forward(self.family, self.config, self.weights, self.pool, tokens)
+        assert np.isfinite(hidden).all(), "padding must stay finite"
+        return [(np.asarray(hidden)[b, : len(row)], np.asarray(logits)[b, : len(row)]) for b, row in enumerate(rows)]
+
+    def rewind(self, row: int, num_tokens: int) -> None:
+        """Forget a row's last tokens: their keys stay in the pool, beyond its length."""
+        self.len_B[row] -= num_tokens
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
+def _forward(family, config, weights, pool, tokens):
+    hidden_BTD, pool = family.forward(weights, config, tokens, pool)
+    return hidden_BTD, family.logits(weights, config, hidden_BTD), pool

@@ -1,0 +1,54 @@
+"""Device. The layers that families share, each against a line of numpy."""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jaxspec.errors import ConfigError
+from jaxspec.models.base import random_weights
+from jaxspec.models.layers import linear, rms_norm
+from jaxspec.models.registry import family_of
+from jaxspec.types import ArraySpec
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("num_rows", [1, 2, 5])  # a lone bfloat16 row goes a way of its own
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_linear(num_rows, dtype, with_bias):
+    rng = np.random.default_rng(num_rows)
+    x = rng.standard_normal((num_rows, 48)).astype(np.float32)
+    weight, bias = rng.standard_normal((33, 48)).astype(dtype), rng.standard_normal(33).astype(dtype)
+    found = jax.jit(linear)(x, weight, bias if with_bias else None)
+    wanted = x.astype(dtype).astype(np.float64) @ weight.astype(np.float64).T + with_bias * bias.astype(np.float64)
+    assert found.dtype == jnp.float32
+    # float32 sums of 48 products; the rounding of x to the weight's dtype is part of the rule
+    np.testing.assert_allclose(found, wanted, atol=3e-5)
+
+
+def test_rms_norm():
+    x = np.random.default_rng(0).standard_normal((2, 3, 8)).astype(np.float32) * 1e-3
+    weight = np.arange(8, dtype=np.float32)
+    wanted = x / np.sqrt((x.astype(np.float64) ** 2).mean(axis=-1, keepdims=True) + 1e-5) * weight
+    np.testing.assert_allclose(rms_norm(x, weight, 1e-5), wanted, rtol=1e-5, atol=1e-7)
+
+
+def test_random_weights_follow_their_specs():
+    specs = {
+        "norm": ArraySpec((5,), np.float32, ("embed",), 0.0),
+        "layers": [ArraySpec((400, 50), jnp.bfloat16, ("a", "b"))],
+    }
+    weights = random_weights(specs, seed=3)
+    assert weights["norm"].tolist() == [1.0] * 5
+    (matrix,) = weights["layers"]
+    assert (matrix.shape, matrix.dtype) == ((400, 50), jnp.bfloat16)
+    assert abs(float(matrix.astype(jnp.float32).std()) - 0.02) < 0.001
+    again = random_weights(specs, seed=3)["layers"][0]
+    assert (matrix == again).all()
+    assert not (matrix == random_weights(specs, seed=4)["layers"][0]).all()
+
+
+def test_an_unknown_family_is_named_with_the_known_ones():
+    with pytest.raises(ConfigError, match=r"llama.*got 'mamba'"):
+        family_of("mamba")
