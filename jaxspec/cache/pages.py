@@ -1,4 +1,4 @@
-"""Device. The page pool of one cache: how its pages are laid out and in which dtype they are kept."""
+"""Device. The page pool of one cache: how its pages are laid out, and where in it a position lies."""
 
 import jax
 import jax.numpy as jnp
@@ -8,15 +8,12 @@ from jaxspec.config.model import ModelConfig
 PADDING_SLOT_ID = -1
 
 
-def page_dtype(dtype: str, platform: str) -> jnp.dtype:
-    """The dtype of pages. XLA has no bfloat16 scatter on CPU: it would convert the whole pool, twice, in every layer
-    (docs/log.md), so pages are float32 there."""
-    return jnp.dtype(jnp.float32 if platform == "cpu" else dtype)
-
-
 def pool_shape(config: ModelConfig, num_pages: int, block_size: int) -> tuple[int, int, int, int]:
-    """[L*P, S, 2G, H]: one array for all layers, so that a loop over layers never slices or copies it."""
-    return config.num_layers * num_pages, block_size, 2 * config.num_kv_heads, config.head_dim
+    """[L*P, 2G, S, H]: one array for all layers, so that a loop over layers never slices or copies it.
+
+    Keys are heads [0, G), values [G, 2G). A head's slots lie together: a page is ready to be multiplied as it stands.
+    """
+    return config.num_layers * num_pages, 2 * config.num_kv_heads, block_size, config.head_dim
 
 
 def slots_of(positions_BT: jax.Array, pages_BM: jax.Array, block_size: int) -> jax.Array:

@@ -46,7 +46,9 @@ class EngineConfig(StrictConfig):
     max_num_batched_tokens: int | None = Field(
         None, ge=1, description="longest prefill chunk, in tokens; 256 on CPU, 2048 elsewhere"
     )
-    block_size: int = Field(16, ge=1, le=1024, description="slots in a page of the cache, in tokens")
+    block_size: int | None = Field(
+        None, ge=1, le=1024, description="slots in a page of the cache, in tokens; 64 on CPU, 16 elsewhere"
+    )
     num_pages: int | None = Field(
         None, ge=1, description="pages in the cache; what max_num_seqs rows need at most, if it fits in memory"
     )
@@ -64,7 +66,7 @@ class EngineConfig(StrictConfig):
         "auto", description="folder of compiled programs, null for none; auto: jaxspec's folder in the user's cache"
     )
     implementation: Literal["auto", "reference", "pallas"] = Field(
-        "auto", description="form of the kernels; auto: reference on CPU, pallas elsewhere"
+        "auto", description="form of the kernels; auto: pallas on TPU, reference elsewhere"
     )
 
 

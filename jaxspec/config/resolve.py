@@ -59,6 +59,7 @@ class ResolvedConfig(BaseModel):
     max_num_seqs: int
     max_num_batched_tokens: int
     block_size: int
+    kv_cache_dtype: Dtype
     num_pages: int
     seed: int
     speculative_config: ResolvedSpeculative | None
@@ -85,8 +86,12 @@ def resolve(config: EngineConfig, hardware: HardwareFacts, models: ModelFacts) -
     on_cpu = hardware.platform == "cpu"
     dtype: Dtype = config.dtype if config.dtype != "auto" else _dtype(models.target)
     max_num_seqs = config.max_num_seqs or _chose("max_num_seqs", 8 if on_cpu else 64, hardware.platform)
-    most_pages = _pages_in_memory(config, hardware, models, ITEM_BYTES[dtype])
-    max_model_len = _max_model_len(config, models.target, most_pages)
+    block_size = config.block_size or _chose("block_size", 64 if on_cpu else 16, hardware.platform)
+    # XLA has no bfloat16 scatter on CPU: it would convert the whole page pool, twice, in every layer (docs/log.md).
+    kv_cache_dtype: Dtype = _chose("kv_cache_dtype", "float32", "CPU") if on_cpu else dtype
+    page_bytes = block_size * _token_bytes(models, ITEM_BYTES[kv_cache_dtype])
+    most_pages = _pages_in_memory(config, hardware, models, ITEM_BYTES[dtype], page_bytes)
+    max_model_len = _max_model_len(config, models.target, most_pages, block_size)
     return ResolvedConfig(
         platform=hardware.platform,
         model=config.model,
@@ -96,8 +101,9 @@ def resolve(config: EngineConfig, hardware: HardwareFacts, models: ModelFacts) -
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=_max_num_batched_tokens(config, hardware, max_model_len),
-        block_size=config.block_size,
-        num_pages=_num_pages(config, max_model_len, max_num_seqs, most_pages),
+        block_size=block_size,
+        kv_cache_dtype=kv_cache_dtype,
+        num_pages=_num_pages(config, max_num_seqs * -(-max_model_len // block_size), most_pages),
         seed=config.seed,
         speculative_config=_speculative(config.speculative_config, models, max_model_len),
         rounds_per_batch=(
@@ -107,16 +113,20 @@ def resolve(config: EngineConfig, hardware: HardwareFacts, models: ModelFacts) -
         ),
         compilation_cache_dir=_compilation_cache_dir(config, hardware),
         implementation=(
-            _chose("implementation", "reference" if on_cpu else "pallas", hardware.platform)
+            _chose("implementation", "pallas" if hardware.platform == "tpu" else "reference", hardware.platform)
             if config.implementation == "auto"
             else config.implementation
         ),
     )
 
 
-def page_bytes(model: ModelConfig, block_size: int, item_bytes: int) -> int:
-    """Bytes of one page over all layers: keys and values of `block_size` tokens."""
-    return model.num_layers * block_size * 2 * model.num_kv_heads * model.head_dim * item_bytes
+def _token_bytes(models: ModelFacts, item_bytes: int) -> int:
+    """Bytes of one token's keys and values over all layers. A draft's pool has as many pages as the target's."""
+    return sum(
+        model.num_layers * 2 * model.num_kv_heads * model.head_dim * item_bytes
+        for model in (models.target, models.draft)
+        if model is not None
+    )
 
 
 def _chose(key, value, because):
@@ -128,25 +138,24 @@ def _dtype(target: ModelConfig) -> Dtype:
     return _chose("dtype", "float32" if target.dtype == "float32" else "bfloat16", f"checkpoint is {target.dtype}")
 
 
-def _pages_in_memory(config: EngineConfig, hardware: HardwareFacts, models: ModelFacts, item_bytes: int) -> int:
-    """Pages that fit beside the weights. A draft's pool has as many pages as the target's: same table, same ids."""
+def _pages_in_memory(
+    config: EngineConfig, hardware: HardwareFacts, models: ModelFacts, item_bytes: int, page_bytes: int
+) -> int:
+    """Pages that fit beside the weights."""
     plan_bytes = int(hardware.memory_bytes * config.gpu_memory_utilization)
     weight_bytes = (models.num_parameters + models.num_draft_parameters) * item_bytes
-    a_page_bytes = sum(
-        page_bytes(model, config.block_size, item_bytes) for model in (models.target, models.draft) if model
-    )
-    num_pages = (plan_bytes - weight_bytes) // a_page_bytes
+    num_pages = (plan_bytes - weight_bytes) // page_bytes
     if num_pages < 1:
         raise CapacityError(
-            f"weights of {weight_bytes} bytes and one page of {a_page_bytes} exceed the {plan_bytes} bytes planned "
+            f"weights of {weight_bytes} bytes and one page of {page_bytes} exceed the {plan_bytes} bytes planned "
             f"({config.gpu_memory_utilization=} of {hardware.memory_bytes}); take a smaller model or dtype bfloat16"
         )
     return num_pages
 
 
-def _max_model_len(config: EngineConfig, target: ModelConfig, most_pages: int) -> int:
+def _max_model_len(config: EngineConfig, target: ModelConfig, most_pages: int, block_size: int) -> int:
     limit = target.max_position_embeddings
-    most_tokens = (min(most_pages, config.num_pages) if config.num_pages else most_pages) * config.block_size
+    most_tokens = (min(most_pages, config.num_pages) if config.num_pages else most_pages) * block_size
     if config.max_model_len is None:
         because = "the model's limit" if limit <= most_tokens else "what one row can hold in the pages there are"
         return _chose("max_model_len", min(limit, most_tokens), because)
@@ -169,14 +178,13 @@ def _max_num_batched_tokens(config: EngineConfig, hardware: HardwareFacts, max_m
     return _chose("max_num_batched_tokens", min(most, max_model_len), hardware.platform)
 
 
-def _num_pages(config: EngineConfig, max_model_len: int, max_num_seqs: int, most_pages: int) -> int:
+def _num_pages(config: EngineConfig, wanted: int, most_pages: int) -> int:
     if config.num_pages is not None:
         if config.num_pages > most_pages:
             raise CapacityError(
                 f"num_pages={config.num_pages} exceeds the {most_pages} pages that fit in memory; lower it"
             )
         return config.num_pages
-    wanted = max_num_seqs * -(-max_model_len // config.block_size)
     because = "every row at full length" if wanted <= most_pages else "what fits in memory"
     return _chose("num_pages", min(wanted, most_pages), because)
 

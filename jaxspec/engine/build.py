@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.cache.pages import page_dtype, pool_shape
+from jaxspec.cache.pages import pool_shape
 from jaxspec.config.engine import EngineConfig
 from jaxspec.config.hardware import read_hardware
 from jaxspec.config.model import ModelConfig
@@ -75,15 +75,15 @@ def build(
                 weights["draft"] = _load(draft_checkpoint, resolved.dtype)
 
     proposer, host_proposer = _proposer(
-        resolved, platform, draft_checkpoint.config if draft_checkpoint else None, custom_proposer
+        resolved, draft_checkpoint.config if draft_checkpoint else None, custom_proposer
     )
     rule = resolved.speculative_config.rejection_sample_method if resolved.speculative_config else "coupled"
     target = Target(family_of(checkpoint.config.family), checkpoint.config, rule, resolved.implementation, platform)
-    dtype = page_dtype(resolved.dtype, platform)
+    page_dtype = jnp.dtype(resolved.kv_cache_dtype)
     state = initial_state(
         max_rows=resolved.max_num_seqs,
         max_model_len=resolved.max_model_len,
-        pool=jnp.zeros(pool_shape(checkpoint.config, resolved.num_pages, resolved.block_size), dtype),
+        pool=jnp.zeros(pool_shape(checkpoint.config, resolved.num_pages, resolved.block_size), page_dtype),
         proposer_state=proposer.init(resolved.max_num_seqs + 1),
     )
     shapes = Shapes(
@@ -148,7 +148,6 @@ def _load(checkpoint: Checkpoint, dtype: str) -> Any:
 
 def _proposer(
     resolved: ResolvedConfig,
-    platform: str,
     draft: ModelConfig | None,
     custom: Proposer | HostProposer | None,
 ) -> tuple[Proposer, HostProposer | None]:
@@ -179,7 +178,7 @@ def _proposer(
         max_model_len=speculative.max_model_len,
         sample_method=speculative.draft_sample_method,
         pool_shape=pool_shape(draft, resolved.num_pages, resolved.block_size),
-        pool_dtype=page_dtype(resolved.dtype, platform),
+        pool_dtype=jnp.dtype(resolved.kv_cache_dtype),
     ), None
 
 

@@ -32,7 +32,7 @@ class Family(NamedTuple):
 
     specs(config, dtype) -> tree of ArraySpec; the weights have its structure.
     name_table(config, source) -> NameTable for source "hf" or "gguf".
-    forward(weights, config, tokens, pool) -> (hidden_BTD after the final norm f32, pool); pool is [L*P, S, 2G, H].
+    forward(weights, config, tokens, pool) -> (hidden_BTD after the final norm f32, pool); pool is [L*P, 2G, S, H].
     logits(weights, config, hidden_BTD) -> logits_BTV f32.
     """
 

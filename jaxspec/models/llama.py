@@ -59,7 +59,7 @@ def forward(weights: Weights, config: ModelConfig, tokens: Tokens, pool: jax.Arr
     Args:
         weights: as `specs` describes.
         tokens: B rows of T tokens.
-        pool: [L*P, S, 2G, H]; layer l owns pages [l*P, (l+1)*P).
+        pool: [L*P, 2G, S, H]; layer l owns pages [l*P, (l+1)*P).
 
     Returns:
         hidden_BTD f32, after the final norm, and the pool.
@@ -90,7 +90,7 @@ def _layer(config: ModelConfig, window: int | None):
             q, k = rms_norm(q, w["q_norm"], eps), rms_norm(k, w["k_norm"], eps)
         q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
 
-        slot_offset = page_offset * pool.shape[1]
+        slot_offset = page_offset * pool.shape[2]
         slots_N = jnp.where(tokens.slots_BT < 0, -1, tokens.slots_BT + slot_offset).reshape(B * T)
         pool = kv_write(pool, jnp.concatenate([k, v], axis=2).reshape(B * T, 2 * G, H), slots_N)
         pages_BM = jnp.where(tokens.pages_BM < 0, -1, tokens.pages_BM + page_offset)

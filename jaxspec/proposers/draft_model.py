@@ -21,7 +21,7 @@ class DraftModelState:
     """pool: the draft's own pages, same ids as the target's; cached_R: positions [0, cached) of a row hold the keys of
     committed tokens, whatever a rejected draft wrote beyond."""
 
-    pool: jax.Array  # [L*P, S, 2G, H]
+    pool: jax.Array  # [L*P, 2G, S, H]
     cached_R: jax.Array  # i32
 
 
@@ -48,7 +48,7 @@ def draft_model(
     A row that fell behind by more than J tokens catches up J tokens a round and drafts nothing meanwhile.
     """
     J = num_tokens + 1
-    block_size = pool_shape[1]
+    block_size = pool_shape[2]
 
     def init(num_rows: int) -> DraftModelState:
         return DraftModelState(pool=jnp.zeros(pool_shape, pool_dtype), cached_R=jnp.zeros(num_rows, jnp.int32))

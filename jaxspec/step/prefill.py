@@ -74,7 +74,7 @@ def prefill(
     tokens = Tokens(
         token_ids_BT=jnp.where(positions_1T >= 0, history_C[jnp.maximum(positions_1T, 0)], 0),
         positions_BT=positions_1T,
-        slots_BT=slots_of(positions_1T, chunk.pages_M[None, :], state.pool.shape[1]),
+        slots_BT=slots_of(positions_1T, chunk.pages_M[None, :], state.pool.shape[2]),
         pages_BM=chunk.pages_M[None, :],
     )
     hidden_1TD, pool = target.family.forward(weights["target"], target.config, tokens, state.pool)

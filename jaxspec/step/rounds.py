@@ -88,7 +88,7 @@ def verify_only(
         tokens = Tokens(
             token_ids_BT=jnp.where(is_fed_BJ, jnp.concatenate([last_B1, draft_ids_BK], axis=1), 0),
             positions_BT=positions_BJ,
-            slots_BT=slots_of(positions_BJ, batch.pages_BM, state.pool.shape[1]),
+            slots_BT=slots_of(positions_BJ, batch.pages_BM, state.pool.shape[2]),
             pages_BM=batch.pages_BM,
         )
         hidden_BJD, pool = target.family.forward(weights["target"], target.config, tokens, state.pool)

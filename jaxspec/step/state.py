@@ -25,7 +25,7 @@ class DecodeState:
     is_finished_R: jax.Array  # bool, by EOS, stop id or max_len; such a row runs no more
     stop_ids_RW: jax.Array  # i32, EOS and stop token ids; -1 = none
     table: SamplingTable  # of R rows
-    pool: jax.Array  # [L*P, S, 2G, H], the target's pages
+    pool: jax.Array  # [L*P, 2G, S, H], the target's pages
     proposer: Any  # the proposer's own state
 
 

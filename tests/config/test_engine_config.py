@@ -11,7 +11,7 @@ def test_defaults_are_open_until_resolved():
     config = EngineConfig(model="m")
     assert (config.dtype, config.block_size, config.max_model_len, config.speculative_config) == (
         "auto",
-        16,
+        None,
         None,
         None,
     )

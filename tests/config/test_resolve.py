@@ -20,15 +20,16 @@ SMOL = ModelConfig(
     sliding_window_layers=(None,) * 30, dtype="bfloat16",
 )  # fmt: skip
 MODELS = ModelFacts(SMOL, 135_000_000)
-# keys and values of 16 tokens over 30 layers of 3 heads of 64, in bfloat16
-PAGE_BYTES = 16 * 30 * 2 * 3 * 64 * 2
+# keys and values of 64 tokens over 30 layers of 3 heads of 64, in float32 as on CPU
+PAGE_BYTES = 64 * 30 * 2 * 3 * 64 * 4
 
 
 def test_everything_open_is_settled_on_cpu():
     resolved = resolve(EngineConfig(model="smol"), CPU, MODELS)
     assert resolved.dtype == "bfloat16"
     assert (resolved.max_model_len, resolved.max_num_seqs, resolved.max_num_batched_tokens) == (2048, 8, 256)
-    assert (resolved.num_pages, resolved.pages_per_row) == (8 * 128, 128)
+    assert (resolved.block_size, resolved.kv_cache_dtype) == (64, "float32")
+    assert (resolved.num_pages, resolved.pages_per_row) == (8 * 32, 32)
     assert (resolved.rounds_per_batch, resolved.implementation) == (1, "reference")
     assert (resolved.tokenizer, resolved.served_model_name) == ("smol", "smol")
     assert resolved.compilation_cache_dir == "/home/me/.cache/jaxspec/cpu-abc123"
@@ -38,12 +39,16 @@ def test_everything_open_is_settled_on_cpu():
 def test_accelerators_differ():
     resolved = resolve(EngineConfig(model="smol"), TPU, MODELS)
     assert (resolved.max_num_seqs, resolved.rounds_per_batch, resolved.implementation) == (64, 8, "pallas")
+    assert (resolved.block_size, resolved.kv_cache_dtype) == (16, "bfloat16")
+    gpu = HardwareFacts("gpu", 16 * GIB, "abc123", "/home/me/.cache")
+    assert resolve(EngineConfig(model="smol"), gpu, MODELS).implementation == "reference"  # no GPU kernel yet
 
 
 def test_what_is_set_is_obeyed():
     given = {
         "dtype": "float32", "max_model_len": 100, "max_num_seqs": 3, "max_num_batched_tokens": 32, "num_pages": 50,
         "rounds_per_batch": 4, "implementation": "pallas", "tokenizer": "t", "served_model_name": "s", "seed": 7,
+        "block_size": 16,
     }  # fmt: skip
     resolved = resolve(EngineConfig(model="smol", compilation_cache_dir=None, **given), CPU, MODELS)
     assert resolved.model_dump(include=set(given)) == given
@@ -58,7 +63,7 @@ def test_resolve_is_pure_and_logs_each_choice(caplog):
     logged = {record.getMessage().partition(":")[0] for record in caplog.records}
     assert logged == {
         "dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "num_pages", "rounds_per_batch",
-        "implementation", "compilation_cache_dir",
+        "implementation", "compilation_cache_dir", "block_size", "kv_cache_dtype",
     }  # fmt: skip
 
 
@@ -67,9 +72,9 @@ def test_pages_shrink_to_the_memory_there_is():
     tight = HardwareFacts("cpu", 2 * (weight_bytes + 200 * PAGE_BYTES), "abc123", None)
     resolved = resolve(EngineConfig(model="smol", gpu_memory_utilization=0.5), tight, MODELS)
     assert (resolved.num_pages, resolved.max_model_len) == (200, 2048)
-    tighter = HardwareFacts("cpu", 2 * (weight_bytes + 20 * PAGE_BYTES), "abc123", None)
+    tighter = HardwareFacts("cpu", 2 * (weight_bytes + 5 * PAGE_BYTES), "abc123", None)
     resolved = resolve(EngineConfig(model="smol", gpu_memory_utilization=0.5), tighter, MODELS)
-    assert (resolved.num_pages, resolved.max_model_len) == (20, 320)
+    assert (resolved.num_pages, resolved.max_model_len) == (5, 320)
     assert resolved.compilation_cache_dir is None
 
 
@@ -88,7 +93,7 @@ def test_a_draft_counts_in_the_memory_plan():
     ("given", "facts", "error", "says"),
     [
         ({"max_model_len": 4096}, CPU, ConfigError, "max_model_len=4096"),
-        ({"max_model_len": 2048, "num_pages": 4}, CPU, CapacityError, "max_model_len=2048"),
+        ({"max_model_len": 2048, "num_pages": 31}, CPU, CapacityError, "max_model_len=2048"),
         ({"num_pages": 10**9}, CPU, CapacityError, "num_pages=1000000000"),
         ({}, HardwareFacts("cpu", GIB // 8, "a", None), CapacityError, "smaller model"),
     ],

@@ -11,7 +11,7 @@ Implementation = Literal["auto", "reference", "pallas"]
 
 def paged_attention(
     q_BTQH: Float[Array, "B T Q H"],
-    pool_PSGH: Float[Array, "P S G2 H"],
+    pool_PGSH: Float[Array, "P G2 S H"],
     pages_BM: Int[Array, "B M"],
     positions_BT: Int[Array, "B T"],
     *,
@@ -23,7 +23,7 @@ def paged_attention(
 
     Args:
         q_BTQH: queries, rotary embedding applied.
-        pool_PSGH: the page pool holding keys (heads [0, G)) and values (heads [G, 2G)) of every row, the queries'
+        pool_PGSH: the page pool holding keys (heads [0, G)) and values (heads [G, 2G)) of every row, the queries'
             own tokens included. Query head q reads key head q // (Q / G).
         pages_BM: i32, page ids of each row in order of position; negative where the row has no page.
         positions_BT: i32, absolute position of each query, -1 for padding (its output is finite and meaningless).
@@ -35,9 +35,9 @@ def paged_attention(
         f32[B, T, Q, H].
     """
     _, _, num_query_heads, head_size = q_BTQH.shape
-    num_kv_heads = pool_PSGH.shape[2] // 2
-    if pool_PSGH.shape[3] != head_size or num_query_heads % num_kv_heads:
-        raise ValueError(f"paged_attention: {q_BTQH.shape=} does not fit {pool_PSGH.shape=}")
+    num_kv_heads = pool_PGSH.shape[1] // 2
+    if pool_PGSH.shape[3] != head_size or num_query_heads % num_kv_heads:
+        raise ValueError(f"paged_attention: {q_BTQH.shape=} does not fit {pool_PGSH.shape=}")
     if implementation == "pallas":
         raise NotImplementedError("paged_attention has no Pallas body yet; use implementation='auto'")
-    return paged_attention_reference(q_BTQH, pool_PSGH, pages_BM, positions_BT, scale=scale, window=window)
+    return paged_attention_reference(q_BTQH, pool_PGSH, pages_BM, positions_BT, scale=scale, window=window)

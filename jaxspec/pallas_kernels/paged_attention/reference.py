@@ -3,17 +3,17 @@
 import jax
 import jax.numpy as jnp
 
-_BLOCK_TOKENS = 128  # measured on CPU: 64 to 256 are alike, one gather of the whole row is slower (docs/log.md)
+_BLOCK_TOKENS = 64  # at least; measured on CPU: 64 and 128 are alike, 256 and the whole row slower (docs/log.md)
 _MASKED = -1e30  # finite, so that a row with no visible key gives zeros and not NaN
 
 
-def paged_attention_reference(q_BTQH, pool_PSGH, pages_BM, positions_BT, *, scale, window):
+def paged_attention_reference(q_BTQH, pool_PGSH, pages_BM, positions_BT, *, scale, window):
     """The loop's length is the longest row's, so short contexts cost little whatever the table's width.
 
     A block that lies wholly past a row's length adds exact zeros to it: a row never depends on its neighbours.
     """
     B, T, Q, H = q_BTQH.shape
-    S, G = pool_PSGH.shape[1], pool_PSGH.shape[2] // 2
+    G, S = pool_PGSH.shape[1] // 2, pool_PGSH.shape[2]
     pages_per_block = max(1, _BLOCK_TOKENS // S)
     M = -(-pages_BM.shape[1] // pages_per_block) * pages_per_block
     block_tokens = pages_per_block * S
@@ -22,27 +22,28 @@ def paged_attention_reference(q_BTQH, pool_PSGH, pages_BM, positions_BT, *, scal
 
     R = (Q // G) * T  # the queries that share a key head
     q_BGRH = (q_BTQH * scale).reshape(B, T, G, Q // G, H).transpose(0, 2, 3, 1, 4).reshape(B, G, R, H)
-    q_BGRH = q_BGRH.astype(pool_PSGH.dtype)
+    q_BGRH = q_BGRH.astype(pool_PGSH.dtype)
     position_BR = jnp.broadcast_to(positions_BT[:, None, :], (B, Q // G, T)).reshape(B, R)
     last_B1 = jnp.max(positions_BT, axis=1, keepdims=True)
 
     def block(i, carry):
         max_BGR, sum_BGR, out_BGRH = carry
         ids = jax.lax.dynamic_slice_in_dim(pages_BM, i * pages_per_block, pages_per_block, axis=1)
-        kv = pool_PSGH[ids].reshape(B, block_tokens, 2 * G, H)
+        # [B, pages, 2G, S, H]; with one page a block the transposition is none.
+        kv = pool_PGSH[ids].transpose(0, 2, 1, 3, 4).reshape(B, 2 * G, block_tokens, H)
         key_position_1S = (i * block_tokens + jnp.arange(block_tokens, dtype=jnp.int32))[None, :]
         distance_BRS = position_BR[:, :, None] - key_position_1S[:, None, :]
         visible_BRS = distance_BRS >= 0
         if window is not None:
             visible_BRS &= distance_BRS < window
         # Slots past the row's last token may hold anything, NaN included; 0 * NaN would spread it.
-        v = jnp.where((key_position_1S <= last_B1)[:, :, None, None], kv[:, :, G:], jnp.zeros((), kv.dtype))
-        scores = jnp.einsum("bgrh,bsgh->bgrs", q_BGRH, kv[:, :, :G], preferred_element_type=jnp.float32)
+        v = jnp.where((key_position_1S <= last_B1)[:, None, :, None], kv[:, G:], jnp.zeros((), kv.dtype))
+        scores = jnp.einsum("bgrh,bgsh->bgrs", q_BGRH, kv[:, :G], preferred_element_type=jnp.float32)
         scores = jnp.where(visible_BRS[:, None], scores, _MASKED)
         new_max = jnp.maximum(max_BGR, jnp.max(scores, axis=-1))
         weight = jnp.where(visible_BRS[:, None], jnp.exp(scores - new_max[..., None]), 0.0)
         decay = jnp.exp(max_BGR - new_max)
-        value = jnp.einsum("bgrs,bsgh->bgrh", weight.astype(v.dtype), v, preferred_element_type=jnp.float32)
+        value = jnp.einsum("bgrs,bgsh->bgrh", weight.astype(v.dtype), v, preferred_element_type=jnp.float32)
         return new_max, sum_BGR * decay + jnp.sum(weight, axis=-1), out_BGRH * decay[..., None] + value
 
     first = 0
