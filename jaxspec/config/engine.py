@@ -52,8 +52,8 @@ class EngineConfig(StrictConfig):
     num_pages: int | None = Field(
         None, ge=1, description="pages in the cache; what max_num_seqs rows need at most, if it fits in memory"
     )
-    gpu_memory_utilization: float = Field(
-        0.9, gt=0.0, le=1.0, description="share of the device's memory (the host's on CPU) to plan with"
+    gpu_memory_utilization: float | None = Field(
+        None, gt=0.0, le=1.0, description="share of the device's memory to plan with; 0.9, or 0.4 of the host's on CPU"
     )
     seed: int = Field(0, ge=0, lt=2**32, description="root of the seeds of requests that bring none")
     speculative_config: SpeculativeConfig | None = Field(

@@ -142,13 +142,15 @@ def _pages_in_memory(
     config: EngineConfig, hardware: HardwareFacts, models: ModelFacts, item_bytes: int, page_bytes: int
 ) -> int:
     """Pages that fit beside the weights."""
-    plan_bytes = int(hardware.memory_bytes * config.gpu_memory_utilization)
+    # A host is shared with whatever else runs on it; an accelerator is ours.
+    share = config.gpu_memory_utilization or (0.4 if hardware.platform == "cpu" else 0.9)
+    plan_bytes = int(hardware.memory_bytes * share)
     weight_bytes = (models.num_parameters + models.num_draft_parameters) * item_bytes
     num_pages = (plan_bytes - weight_bytes) // page_bytes
     if num_pages < 1:
         raise CapacityError(
             f"weights of {weight_bytes} bytes and one page of {page_bytes} exceed the {plan_bytes} bytes planned "
-            f"({config.gpu_memory_utilization=} of {hardware.memory_bytes}); take a smaller model or dtype bfloat16"
+            f"({share} of {hardware.memory_bytes}); raise gpu_memory_utilization or take a smaller model"
         )
     return num_pages
 
