@@ -145,8 +145,9 @@ def test_this_machine_can_be_read(monkeypatch, tmp_path):
 
 
 def test_a_host_is_planned_with_more_modestly_than_an_accelerator():
-    plan_bytes = 135_000_000 * 2 + 100 * PAGE_BYTES
-    config = EngineConfig(model="smol", block_size=64, kv_cache_dtype="float32")
+    plan_bytes = 135_000_000 * 4 + 100 * PAGE_BYTES
+    config = EngineConfig(model="smol", block_size=64, dtype="float32")
     for platform, share in (("cpu", 0.4), ("tpu", 0.9)):
-        facts = HardwareFacts(platform, round(plan_bytes / share) + 2, "abc123", None)
-        assert resolve(config, facts, MODELS).num_pages == 100
+        facts = HardwareFacts(platform, round(plan_bytes / share) + 4, "abc123", None)
+        resolved = resolve(config, facts, MODELS)
+        assert (resolved.num_pages, resolved.kv_cache_dtype) == (100, "float32")
