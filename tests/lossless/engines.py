@@ -1,0 +1,75 @@
+"""Host. Engines for lossless tests: tiny models in float32, whose caches hold NaN wherever nothing was written."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxspec.engine import build
+from jaxspec.engine.engine import Engine
+
+MAX_MODEL_LEN = 64
+NUM_ROWS = 3
+CHUNK_TOKENS = 16
+PAGE_SIZE = 4
+
+
+def make_engine(model, speculative_config=None, *, one_bucket: bool = True, **config) -> Engine:
+    """An engine over a model folder.
+
+    Args:
+        one_bucket: compile for full batches and chunks only, which saves most of the time. What the buckets do is
+            tested on engines with all of them.
+    """
+    defaults = {
+        "dtype": "float32",
+        "max_model_len": MAX_MODEL_LEN,
+        "max_num_seqs": NUM_ROWS,
+        "max_num_batched_tokens": CHUNK_TOKENS,
+        "block_size": PAGE_SIZE,
+        "compilation_cache_dir": None,
+        "gpu_memory_utilization": 0.2,
+        "use_tqdm": False,
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        if one_bucket:
+            patch.setattr(build, "geometric_buckets", lambda smallest, largest, factor: (largest,))
+        engine = Engine(str(model), speculative_config=speculative_config, **(defaults | config))
+    poison(engine)
+    return engine
+
+
+def poison(engine: Engine) -> None:
+    """NaN in every page, the drafter's too: a key that is read without having been written shows."""
+    core = engine.core
+    assert not core.has_work
+
+    def nan(leaf):
+        return jnp.full_like(leaf, jnp.nan) if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.ndim == 4 else leaf
+
+    core.state = dataclasses.replace(
+        core.state, pool=nan(core.state.pool), proposer=jax.tree.map(nan, core.state.proposer)
+    )
+
+
+def ngram(num_tokens: int, min_n: int = 1, max_n: int = 3) -> dict:
+    return {
+        "method": "ngram",
+        "num_speculative_tokens": num_tokens,
+        "prompt_lookup_min": min_n,
+        "prompt_lookup_max": max_n,
+    }
+
+
+def draft_model(num_tokens: int, model, sample_method: str = "greedy", **more) -> dict:
+    return {
+        "method": "draft_model",
+        "num_speculative_tokens": num_tokens,
+        "model": str(model),
+        "draft_sample_method": sample_method,
+    } | more
+
+
+def custom(num_tokens: int, **more) -> dict:
+    return {"method": "custom", "num_speculative_tokens": num_tokens} | more
