@@ -1,4 +1,4 @@
-"""Host. `SamplingParams`: how a request wants its tokens drawn, and when to stop, in vLLM's words; checked on creation."""
+"""Host. `SamplingParams`: how a request wants its tokens drawn and when to stop, in vLLM's words."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -5,17 +5,17 @@
 
 import numpy as np
 
-from tests.lossless.markov import V, inverse
+from tests.lossless.markov import Round, V, inverse
 
 
 def sampler(prob_of, fault: str | None):
-    """A judge that accepts with min(1, p/q) and else draws from max(p - q, 0); prob_of: logits -> p, filters and all."""
+    """A judge that accepts with min(1, p/q), else draws from max(p - q, 0). prob_of: logits -> p, filters and all."""
     rng = np.random.default_rng(77)
 
-    def judge(logits_BJV, ids_BK, counts_B, draft_logits_BKV, uniform_BK, len_B):
-        del len_B
-        B, J, _ = logits_BJV.shape
-        prob_BJV = prob_of(logits_BJV)
+    def judge(round: Round) -> np.ndarray:
+        ids_BK, counts_B = round.ids_BK, round.counts_B
+        B, J, _ = round.logits_BJV.shape
+        prob_BJV = prob_of(round.logits_BJV)
         tokens_BJ = np.full((B, J), -1)
         is_open_B = np.ones(B, bool)
         for j in range(J):
@@ -24,9 +24,9 @@ def sampler(prob_of, fault: str | None):
                 is_draft_B = j < counts_B
                 id_B = np.where(is_draft_B, ids_BK[:, j], 0)
                 one_hot_BV = np.eye(V)[id_B]
-                q_BV = one_hot_BV if draft_logits_BKV is None else np.exp(draft_logits_BKV[:, j])
+                q_BV = one_hot_BV if round.draft_logits_BKV is None else np.exp(round.draft_logits_BKV[:, j])
                 p_B, q_B = p_BV[np.arange(B), id_B], q_BV[np.arange(B), id_B]
-                u_B = uniform_BK[:, j] if fault == "draft and accept share a uniform" else rng.random(B)
+                u_B = round.uniform_BK[:, j] if fault == "draft and accept share a uniform" else rng.random(B)
                 ratio_B = p_B if fault == "accepts with p alone" else p_B / np.maximum(q_B, 1e-300)
                 is_accepted_B = is_draft_B & (u_B < ratio_B)
                 rest_BV = np.maximum(p_BV - q_BV, 0)
@@ -58,8 +58,8 @@ def sampler(prob_of, fault: str | None):
 def greedy(fault: str | None):
     """A judge that emits the arg-max while it equals the draft."""
 
-    def judge(logits_BJV, ids_BK, counts_B, draft_logits_BKV, uniform_BK, len_B):
-        del draft_logits_BKV, uniform_BK, len_B
+    def judge(round: Round) -> np.ndarray:
+        logits_BJV, ids_BK, counts_B = round.logits_BJV, round.ids_BK, round.counts_B
         B, J, _ = logits_BJV.shape
         best_BJ = (-logits_BJV if fault == "divides by a temperature of -1" else logits_BJV).argmax(axis=2)
         tokens_BJ = np.full((B, J), -1)

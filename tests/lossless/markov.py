@@ -1,7 +1,6 @@
 """Host. A vocabulary of eight and two Markov tables: target and drafter whose every distribution is known.
 
-A judge is any function (logits_BJV, ids_BK, counts_B, draft_logits_BKV | None, uniform_BK, len_B) -> tokens_BJ; jaxspec's
-own and the faulty ones of `faults.py` are run and measured by the same code.
+A judge is any function Round -> tokens_BJ; jaxspec's own and those of `faults.py` are run and measured by one code.
 """
 
 from collections.abc import Callable
@@ -15,7 +14,21 @@ PROMPT_LEN = 12
 FIRST = 0  # every prompt ends in this token
 LIMIT = 0.015  # total variation; a right sampler of this many chains stays below half of it
 
-Judge = Callable[..., np.ndarray]
+
+@dataclass(frozen=True)
+class Round:
+    """What a judge is given: B chains, their drafts, and the target's logits after each."""
+
+    logits_BJV: np.ndarray
+    ids_BK: np.ndarray  # -1 past the count
+    counts_B: np.ndarray
+    draft_logits_BKV: np.ndarray | None
+    uniform_BK: np.ndarray  # what the drafts were drawn with
+    len_B: np.ndarray  # tokens committed so far
+    chain_B: np.ndarray  # which chain each row is
+
+
+Judge = Callable[[Round], np.ndarray]
 
 
 def random_table(seed: int, spread: float = 1.3) -> np.ndarray:
@@ -60,10 +73,11 @@ def draft(drafter: Drafter, history_BC, len_B, rng) -> tuple:
         return *lookup(history_BC, len_B), None, uniform_BK
     last_B = history_BC[np.arange(B), len_B - 1]
     ids_BK, logits = np.zeros((B, K), np.int64), []
+    with np.errstate(divide="ignore"):
+        logits_VV = np.log(drafter.draft_VV)
     for k in range(K):
         prob_BV = drafter.draft_VV[last_B]
-        with np.errstate(divide="ignore"):
-            logits.append(np.log(prob_BV))
+        logits.append(logits_VV[last_B])
         if drafter.kind == "argmax":
             last_B = prob_BV.argmax(axis=1)
         else:
@@ -96,20 +110,19 @@ def run_chains(drafter: Drafter, judge: Judge, seed: int = 0, num_chains: int = 
     history_BC = np.full((num_chains, PROMPT_LEN + num_new + K + 1), -1)
     history_BC[:, : PROMPT_LEN - 1] = rng.integers(0, V, (num_chains, PROMPT_LEN - 1))
     history_BC[:, PROMPT_LEN - 1] = FIRST
-    len_B = np.full(num_chains, PROMPT_LEN)
+    length = np.full(num_chains, PROMPT_LEN)
     with np.errstate(divide="ignore"):
         logits_VV = np.log(drafter.target_VV)
-    while len_B.min() < PROMPT_LEN + num_new:
-        # A chain that is long enough goes on from its last kept length: its extra tokens are never read.
-        len_B = np.minimum(len_B, PROMPT_LEN + num_new)
-        ids_BK, counts_B, draft_logits_BKV, uniform_BK = draft(drafter, history_BC, len_B, rng)
-        last_B1 = history_BC[np.arange(num_chains), len_B - 1][:, None]
+    while (chain_B := np.flatnonzero(length < PROMPT_LEN + num_new)).size:
+        len_B = length[chain_B]
+        ids_BK, counts_B, draft_logits_BKV, uniform_BK = draft(drafter, history_BC[chain_B], len_B, rng)
+        last_B1 = history_BC[chain_B, len_B - 1][:, None]
         fed_BJ = np.concatenate([last_B1, np.maximum(ids_BK, 0)], axis=1)
-        tokens_BJ = judge(logits_VV[fed_BJ], ids_BK, counts_B, draft_logits_BKV, uniform_BK, len_B)
+        tokens_BJ = judge(Round(logits_VV[fed_BJ], ids_BK, counts_B, draft_logits_BKV, uniform_BK, len_B, chain_B))
         for j in range(K + 1):
             is_token_B = tokens_BJ[:, j] >= 0
-            history_BC[np.flatnonzero(is_token_B), (len_B + j)[is_token_B]] = tokens_BJ[is_token_B, j]
-        len_B = len_B + (tokens_BJ >= 0).sum(axis=1)
+            history_BC[chain_B[is_token_B], (len_B + j)[is_token_B]] = tokens_BJ[is_token_B, j]
+        length[chain_B] += (tokens_BJ >= 0).sum(axis=1)
     return history_BC[:, PROMPT_LEN : PROMPT_LEN + num_new]
 
 

@@ -1,6 +1,7 @@
-"""Host. T1: sampled tokens have the target's distribution, greedy ones are the target's; and the check notices faults."""
+"""Host. T1: sampled tokens have the target's distribution, greedy ones are the target's; the check notices faults."""
 
 import functools
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import pytest
 from jaxspec.rejection.verify import verify
 from jaxspec.types import Drafts, SamplingTable
 from tests.lossless import faults, markov
-from tests.lossless.markov import DRAFTERS, LIMIT, K, V
+from tests.lossless.markov import DRAFTERS, LIMIT, K, Round, V
 from tests.rejection.numpy_reference import Row, kept_logits, softmax
 
 FILTERS = {
@@ -23,6 +24,9 @@ FILTERS = {
 }
 
 
+CHUNK = 25_000  # chains in one call: few calls, and arrays that stay in the cache
+
+
 @functools.partial(jax.jit, static_argnames="rule")
 def verdict(logits_BJV, drafts, table, anchor_B, rule):
     return verify(logits_BJV, drafts, table, anchor_B, rule=rule).token_ids_BJ
@@ -30,25 +34,28 @@ def verdict(logits_BJV, drafts, table, anchor_B, rule):
 
 def jaxspec_judge(rule, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=5):
     """jaxspec's verify as a judge; every chain is a request with a key of its own."""
+    keys = np.random.default_rng(seed).integers(2**32, size=(markov.NUM_CHAINS, 2), dtype=np.uint32)
 
-    def judge(logits_BJV, ids_BK, counts_B, draft_logits_BKV, uniform_BK, len_B):
-        del uniform_BK
-        B = len(counts_B)
+    def judge(round: Round) -> np.ndarray:
+        B = len(round.counts_B)
+        return np.concatenate([chunk(round, np.arange(at, at + CHUNK) % B) for at in range(0, B, CHUNK)])[:B]
+
+    def chunk(round: Round, rows: np.ndarray) -> np.ndarray:
         table = SamplingTable(
-            temperature_B=jnp.full(B, temperature, jnp.float32),
-            top_k_B=jnp.full(B, top_k, jnp.int32),
-            top_p_B=jnp.full(B, top_p, jnp.float32),
-            min_p_B=jnp.full(B, min_p, jnp.float32),
-            key_B2=jnp.asarray(np.random.default_rng(seed).integers(2**32, size=(B, 2)), jnp.uint32),
+            temperature_B=jnp.full(CHUNK, temperature, jnp.float32),
+            top_k_B=jnp.full(CHUNK, top_k, jnp.int32),
+            top_p_B=jnp.full(CHUNK, top_p, jnp.float32),
+            min_p_B=jnp.full(CHUNK, min_p, jnp.float32),
+            key_B2=jnp.asarray(keys[round.chain_B[rows]]),
         )
+        logits = round.draft_logits_BKV
         drafts = Drafts(
-            token_ids_BK=jnp.asarray(ids_BK, jnp.int32),
-            counts_B=jnp.asarray(counts_B, jnp.int32),
-            logits_BKV=None if draft_logits_BKV is None else jnp.asarray(draft_logits_BKV, jnp.float32),
+            token_ids_BK=jnp.asarray(round.ids_BK[rows], jnp.int32),
+            counts_B=jnp.asarray(round.counts_B[rows], jnp.int32),
+            logits_BKV=None if logits is None else jnp.asarray(logits[rows], jnp.float32),
         )
-        return np.asarray(
-            verdict(jnp.asarray(logits_BJV, jnp.float32), drafts, table, jnp.asarray(len_B, jnp.int32), rule)
-        )
+        logits_BJV = jnp.asarray(round.logits_BJV[rows], jnp.float32)
+        return np.asarray(verdict(logits_BJV, drafts, table, jnp.asarray(round.len_B[rows], jnp.int32), rule))
 
     return judge
 
@@ -61,8 +68,11 @@ def filtered(table_VV, filters):
         )
 
 
-@pytest.mark.parametrize("filters", FILTERS)
-@pytest.mark.parametrize("name", DRAFTERS)
+CASES = [(name, filters) for filters in ("none", "all") for name in DRAFTERS]
+CASES += [(name, filters) for filters in ("temperature", "top_k", "top_p", "min_p") for name in ("sampled", "argmax")]
+
+
+@pytest.mark.parametrize(("name", "filters"), CASES)
 @pytest.mark.parametrize("rule", ["standard", "coupled"])
 def test_sampled_tokens_have_the_targets_distribution(rule, name, filters):
     drafter = DRAFTERS[name]
@@ -129,8 +139,8 @@ def test_the_check_fails_drafts_that_were_not_drawn_from_their_logits():
     """jaxspec's own verify, told a sharper q than the drafts were drawn from."""
     judge = jaxspec_judge("standard")
 
-    def sharper(logits_BJV, ids_BK, counts_B, draft_logits_BKV, uniform_BK, len_B):
-        return judge(logits_BJV, ids_BK, counts_B, draft_logits_BKV * 2, uniform_BK, len_B)
+    def sharper(round: Round) -> np.ndarray:
+        return judge(replace(round, draft_logits_BKV=round.draft_logits_BKV * 2))
 
     found = markov.distances(markov.run_chains(DRAFTERS["sampled"], sharper), markov.TARGET)
     assert max(found.values()) > 2 * LIMIT, found
@@ -140,8 +150,8 @@ def test_the_check_fails_rounds_that_repeat_their_random_numbers():
     """jaxspec's own verify, told the same anchor every round: its draws are then made again."""
     judge = jaxspec_judge("standard")
 
-    def stuck(logits_BJV, ids_BK, counts_B, draft_logits_BKV, uniform_BK, len_B):
-        return judge(logits_BJV, ids_BK, counts_B, draft_logits_BKV, uniform_BK, np.full_like(len_B, 3))
+    def stuck(round: Round) -> np.ndarray:
+        return judge(replace(round, len_B=np.full_like(round.len_B, 3)))
 
     found = markov.distances(markov.run_chains(DRAFTERS["argmax"], stuck), markov.TARGET)
     assert max(found.values()) > 2 * LIMIT, found
@@ -151,8 +161,8 @@ def differences(judge, name):
     """Tokens that differ from plain greedy decoding of each chain, out of all; drafts are ragged."""
     rng = np.random.default_rng(3)
 
-    def ragged(logits_BJV, ids_BK, counts_B, *rest):
-        return judge(logits_BJV, ids_BK, rng.integers(0, counts_B + 1), *rest)
+    def ragged(round: Round) -> np.ndarray:
+        return judge(replace(round, counts_B=rng.integers(0, round.counts_B + 1)))
 
     drafter = DRAFTERS[name]
     tokens = markov.run_chains(drafter, ragged, num_chains=4000)

@@ -1,8 +1,8 @@
 """Device. The first largest entry of each row of the vocabulary, plain or with Gumbel noise, cheap on every backend.
 
 NOTE: XLA lowers `jnp.argmax` to a two-value reduction that its CPU backend does not vectorise (25 times slower than a
-maximum over [40, 49152]), and would evaluate fused noise once more for each of the two. So: the maximum of every
-block of lanes, the first best block, then the scores of that one block again.
+maximum over [40, 49152]), with all fused noise evaluated inside. So: the maximum of every block of lanes, the first
+best block, then the scores of that one block again; and where a maximum is looked up, by comparing with it.
 """
 
 from collections.abc import Callable
@@ -55,12 +55,18 @@ def _block_argmax(scores: Callable[[jax.Array | None], jax.Array], vocab_size: i
     whole = vocab_size // _BLOCK * _BLOCK
     scores_RV = scores(None)
     if whole == 0:
-        return jnp.argmax(scores_RV, axis=-1).astype(jnp.int32)
+        return _first_largest(scores_RV)
     num_rows = scores_RV.shape[0]
     best = scores_RV[:, :whole].reshape(num_rows, whole // _BLOCK, _BLOCK).max(axis=-1)
     if whole < vocab_size:
         best = jnp.concatenate([best, scores_RV[:, whole:].max(axis=-1, keepdims=True)], axis=-1)
     # The last window may reach back into the block before it, where every score is then smaller.
-    start = jnp.minimum(jnp.argmax(best, axis=-1).astype(jnp.int32) * _BLOCK, vocab_size - _BLOCK)
+    start = jnp.minimum(_first_largest(best) * _BLOCK, vocab_size - _BLOCK)
     ids_RC = start[:, None] + jnp.arange(_BLOCK, dtype=jnp.int32)[None]
-    return start + jnp.argmax(scores(ids_RC), axis=-1).astype(jnp.int32)
+    return start + _first_largest(scores(ids_RC))
+
+
+def _first_largest(x_RC: jax.Array) -> jax.Array:
+    places = jnp.arange(x_RC.shape[-1], dtype=jnp.int32)[None]
+    is_largest = x_RC == x_RC.max(axis=-1, keepdims=True)
+    return jnp.min(jnp.where(is_largest, places, x_RC.shape[-1] - 1), axis=-1)

@@ -1,0 +1,53 @@
+"""Host. The compiled verdict: a batch of greedy rows pays for one arg-max, and the logits are never copied."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.rejection.verify import verify
+from jaxspec.types import Drafts, SamplingTable
+
+B, K, V = 2, 4, 8192
+
+
+def compiled_text(rule, has_draft_logits):
+    def shape(*sizes, dtype=jnp.float32):
+        return jax.ShapeDtypeStruct(sizes, dtype)
+
+    drafts = Drafts(
+        shape(B, K, dtype=jnp.int32), shape(B, dtype=jnp.int32), shape(B, K, V) if has_draft_logits else None
+    )
+    table = SamplingTable(shape(B), shape(B, dtype=jnp.int32), shape(B), shape(B), shape(B, 2, dtype=jnp.uint32))
+    run = jax.jit(lambda *inputs: verify(*inputs, rule=rule))
+    return run.lower(shape(B, K + 1, V), drafts, table, shape(B, dtype=jnp.int32)).compile().as_text()
+
+
+def instructions(text):
+    """(computation, name of the operation, largest array it gives) of each instruction outside fused computations."""
+    computation = ""
+    for line in text.splitlines():
+        header = re.match(r"(ENTRY )?%?([\w.\-]+) \(.*\{$", line)
+        if header:
+            computation = "ENTRY" if header[1] else header[2]
+        found = re.match(r"\s+(?:ROOT )?%[\w.\-]+ = (\(.*?\)|\S+) ([\w\-]+)\(", line)
+        if found and "fused" not in computation:
+            sizes = [np.prod([int(n) for n in dims.split(",") if n]) for dims in re.findall(r"\[([\d,]*)\]", found[1])]
+            yield computation, found[2], max(sizes, default=0)
+
+
+@pytest.mark.parametrize("rule", ["standard", "coupled"])
+@pytest.mark.parametrize("has_draft_logits", [False, True])
+def test_the_logits_are_read_in_place(rule, has_draft_logits):
+    text = compiled_text(rule, has_draft_logits)
+    found = list(instructions(text))
+    assert {"ENTRY"} < {computation for computation, _, _ in found}
+    assert "conditional" in {operation for _, operation, _ in found}
+    # Wherever it is, a copy of the logits is a mistake; so is sorting a vocabulary.
+    assert [one for one in found if one[1] == "copy" and one[2] >= B * V] == []
+    assert [one for one in found if one[1] == "sort" and one[2] >= V] == []
+    # Outside the conditionals nothing of that size comes to be: greedy rows pay for no softmax, noise or filter.
+    passive = {"parameter", "bitcast", "tuple", "get-tuple-element", "conditional"}
+    assert [one for one in found if one[0] == "ENTRY" and one[1] not in passive and one[2] >= V] == []

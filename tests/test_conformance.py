@@ -1,0 +1,84 @@
+"""Host. The shipped vectors pass, what is not built is counted apart, and a wrong answer is a failure."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent
+VECTORS = TESTS / "data" / "vectors" / "vectors.json"
+
+
+@pytest.fixture(scope="module")
+def conformance():
+    spec = importlib.util.spec_from_file_location("conformance", TESTS.parent / "scripts" / "conformance.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_shipped_vectors(conformance, capsys):
+    assert conformance.main([str(VECTORS)]) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    summary = json.loads(last)
+    assert summary["failures"] == []
+    assert summary["failed"] == 0
+    assert len(lines) == summary["passed"] + summary["not_yet"] == len(json.loads(VECTORS.read_text()))
+    for area, least in {"ngram": 16, "rejection_greedy": 12, "rejection_random": 6, "metadata": 3, "output": 6}.items():
+        assert summary["by_area"][area]["passed"] >= least
+
+
+NGRAM = {"min_n": 2, "max_n": 2, "k": 2, "max_model_len": 64}
+COIN = {"vocab": 2, "draft": [0], "draft_probs": None, "target_probs": [[0.5, 0.5]], "bonus": 1}
+OTHER_KINDS = [
+    ("ngram", NGRAM | {"rows": [[1, 2, 3, 1, 2], [4, 5, 6], [1, 2, 3, 1, 2]], "sampled_token_ids": [[2], [6], []]},
+     [[3, 1], [], []]),
+    ("rejection_greedy", {"candidates": [[10, 11, 12, 13], [20, 21, 22, 23], [30, 31, 32, 33]],
+                          "target_predict": [[11, 12, 13, 99], [21, 77, 88, 99], [55, 31, 32, 33]]},
+     {"accept_len": [3, 1, 0], "bonus": [99, 77, 55]}),
+    ("rejection_random", COIN | {"draft_probs": [[0.5, 0.5]], "target_probs": [[0.25, 0.75]]},
+     {"accept_prob": 0.5, "first_token_probs": [0.5, 0.5], "max_num_sampled": 2}),
+    ("rejection_random", {"vocab": 4, "draft": [0], "draft_probs": None, "target_probs": [[0.5, 0.3, 0.15, 0.05]],
+                          "bonus": 1, "temperature": 2.0, "top_p": 0.75},
+     {"first_token_probs": [0.431, 0.334, 0.236, 0.0]}),
+    ("metadata", {"num_draft_tokens": [3, 0, 2, 0, 1], "cu_num_scheduled_tokens": [4, 104, 107, 207, 209]},
+     {"bonus_logits_indices": [3, 4, 7, 8, 10], "target_logits_indices": [0, 1, 2, 5, 6, 9]}),
+    ("metadata", {"x": [0.0, 0.5], "cu_num_tokens": [2, 3], "replace_from": 0, "replace_to": 1}, [1, 1, 0.5]),
+    ("metadata", {"outputs": [[5], [6, 7]], "draft": [[10, 11], []]}, [[5], [5, 10]]),
+    ("metadata", {"output_token_ids": [[10, 20, -1], [300, 5, -1]], "vocab_size": 100}, [[10, 20], [5]]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("area", "given", "expected"), OTHER_KINDS)
+def test_kinds_of_cases_that_the_shipped_file_lacks(conformance, area, given, expected):
+    assert conformance.run_case({"area": area, "name": "", "input": given, "expected": expected}) == ("passed", "")
+
+
+@pytest.mark.parametrize(
+    ("area", "given", "expected"),
+    [
+        ("unheard_of", {}, []),
+        ("ngram", NGRAM | {"tokens": [1, 2, 3, 1, 2]}, [3]),
+        ("rejection_greedy", {"draft": [[1, 2]], "target_argmax": [[1, 5]], "bonus": [3]}, [[1, 2, 3]]),
+        ("rejection_random", COIN, [0, 1]),
+        ("rejection_random", COIN, {"accept_prob": 0.6}),
+        ("rejection_random", COIN, {"unheard_of": 1}),
+        ("metadata", {"num_draft_tokens": [1], "cu_num_scheduled_tokens": [2]}, {"logits_indices": [0]}),
+        ("metadata", {"num_draft_tokens": [1], "cu_num_scheduled_tokens": [2]}, {"unheard_of": [0]}),
+        ("output", {"prev": 0, "new": [5], "eos": 2, "maxt": 9}, {"kept": [5], "finish": "stop"}),
+    ],
+)  # fmt: skip
+def test_a_wrong_answer_is_a_failure(conformance, area, given, expected):
+    outcome, why = conformance.run_case({"area": area, "name": "", "input": given, "expected": expected})
+    assert outcome == "failed"
+    assert why
+
+
+def test_a_failure_is_reported_and_exits_1(conformance, tmp_path, capsys):
+    file = tmp_path / "cases.json"
+    file.write_text(json.dumps([{"area": "unheard_of", "name": "x", "input": {}, "expected": []}]))
+    assert conformance.main([str(file)]) == 1
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert summary["failures"][0]["name"] == "x"
+    assert summary["by_area"] == {"unheard_of": {"passed": 0, "failed": 1, "not_yet": 0}}
