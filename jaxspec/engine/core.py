@@ -128,6 +128,7 @@ class EngineCore:
                 sequence.progress.finish_reason = "abort"
                 self._release(sequence)
         self._close_if_finished(request)
+        self._report_load()
         return request
 
     def step(self) -> list[Request]:
@@ -149,12 +150,7 @@ class EngineCore:
         touched: dict[str, Request] = {}
         if plan.decoding:
             self._decode([self._sequences[state.sequence_id] for state in plan.decoding], touched)
-        self.metrics.set_load(
-            num_running=self.scheduler.num_running,
-            num_waiting=self.scheduler.num_waiting,
-            cache_usage=self.scheduler.allocator.num_used / self.scheduler.allocator.num_pages,
-        )
-        self.metrics.set_compiles_after_ready(self.compiles_after_ready)
+        self._report_load()
         return list(touched.values())
 
     def running_batch(self) -> Batch:
@@ -253,6 +249,14 @@ class EngineCore:
             min_p=params.min_p,
             key=sequence.key,
         )
+
+    def _report_load(self) -> None:
+        self.metrics.set_load(
+            num_running=self.scheduler.num_running,
+            num_waiting=self.scheduler.num_waiting,
+            cache_usage=self.scheduler.allocator.num_used / self.scheduler.allocator.num_pages,
+        )
+        self.metrics.set_compiles_after_ready(self.compiles_after_ready)
 
     def _release(self, sequence: Sequence) -> None:
         self.scheduler.finish(sequence.state)

@@ -74,7 +74,9 @@ def _open_gguf(path: Path) -> Checkpoint:
         config = model_config_from_gguf(
             reader.metadata, shapes, None if divisors is None else divisors.reshape(-1).tolist()
         )
-        return Checkpoint(config.model_copy(update={"dtype": _main_dtype(reader)}), reader, "gguf", path)
+        # bfloat16 rounds by less than what quantisation has lost already.
+        dtype = "bfloat16" if reader.is_quantized else _main_dtype(reader)
+        return Checkpoint(config.model_copy(update={"dtype": dtype}), reader, "gguf", path)
     except Exception:
         reader.close()
         raise

@@ -49,6 +49,13 @@ class GgufReader:
         self._check_extents(header.file_bytes)
         self._map: np.memmap | None = np.memmap(self.path, np.uint8, "r")
 
+    @property
+    def is_quantized(self) -> bool:
+        """Whether more than half of the values are stored in blocks of a few bits each."""
+        sizes = {name: math.prod(info.shape) for name, info in self.tensors.items()}
+        packed = sum(size for name, size in sizes.items() if self._places[name][0] not in _PLAIN_DTYPES)
+        return 2 * packed > sum(sizes.values())
+
     def read(self, name: str, dtype: np.dtype | None = None) -> np.ndarray:
         """One tensor, cast to `dtype` if given; plain types are views of the file, quantised ones fresh arrays.
 

@@ -166,7 +166,6 @@ def test_who_leaves_is_written_for_no_longer(client):
     assert now["vllm:request_success_total"] - before["vllm:request_success_total"] >= 1
 
 
-@pytest.mark.xfail(reason="EngineCore.abort leaves the load gauges as the last step set them", strict=True)
 def test_who_leaves_is_gone_from_the_gauges(client):
     leave_after_the_first_chunk(client)
     deadline = time.monotonic() + 2

@@ -221,3 +221,12 @@ def test_empty_tensors_are_read(tmp_path):
     with GgufReader(raw_file(tmp_path / "x.gguf", [("x", [32, 0], 8, 0), ("y", [4, 0], 0, 0)])) as reader:
         assert reader.read("x").shape == (0, 32)
         assert reader.read("y").shape == (0, 4)
+
+
+def test_a_file_is_quantised_when_most_of_its_values_are(tmp_path):
+    raw = random_blocks(np.random.default_rng(7), 64, 34, 1).reshape(16, -1)  # 16 x 128 values as Q8_0
+    norm = np.ones(128, np.float32)
+    with GgufReader(write(tmp_path / "q.gguf", {"x": (raw, "Q8_0"), "norm": norm})) as reader:
+        assert reader.is_quantized
+    with GgufReader(write(tmp_path / "f.gguf", {"x": (raw, "Q8_0"), "y": np.ones((17, 128), np.float32)})) as reader:
+        assert not reader.is_quantized
