@@ -111,7 +111,7 @@ def _tuple_of(value: Any) -> tuple:
 
 
 def _is_int(value: Any, least: int, below: int = 2**63) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and least <= value < below
+    return isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) < below
 
 
 def _is_number(value: Any) -> bool:

@@ -35,7 +35,6 @@ def reject(
     vocab_size = logits_RV.shape[1]
     words_R2 = lax.bitcast_convert_type(noise_key_R2, jnp.int32)
     target_rows_N = jnp.clip(target_rows_N, 0, logits_RV.shape[0] - 1)
-    per_row = (temperature_R, cutoff_R, words_R2[:, 0], words_R2[:, 1])
 
     starts_B = cu_num_draft_tokens_B - jnp.diff(cu_num_draft_tokens_B, prepend=jnp.int32(0))
     if num_drafts == 0:
@@ -46,8 +45,8 @@ def reject(
         draft_logits_NV = None
     else:
         stands_N, log_norm_N, draft_log_norm_N = _judge_drafts(
-            logits_RV, draft_logits_NV, target_rows_N, draft_rows_N, draft_token_ids_N, rule_R, *per_row,
-            jnp.log(accept_uniform_R), interpret=interpret,
+            logits_RV, draft_logits_NV, target_rows_N, draft_rows_N, draft_token_ids_N, rule_R, temperature_R, cutoff_R,
+            words_R2[:, 0], words_R2[:, 1], jnp.log(accept_uniform_R), interpret=interpret,
         )  # fmt: skip
         num_accepted_B = _walk_segments(stands_N, starts_B, cu_num_draft_tokens_B)
         is_bonus_B = starts_B + num_accepted_B == cu_num_draft_tokens_B
@@ -63,7 +62,8 @@ def reject(
     mode_B = jnp.where(rule_B == STANDARD, mode_B, jnp.where(rule_B == COUPLED, _NOISED, _PLAIN)).astype(jnp.int32)
     token_ids_B = _draw_tokens(
         logits_RV, draft_logits_NV, cut_rows_B, cut_draft_rows_B, cut_ids_B, mode_B,
-        *(values_R[cut_rows_B] for values_R in per_row), log_norm_B, draft_log_norm_B, interpret=interpret,
+        temperature_R[cut_rows_B], cutoff_R[cut_rows_B], words_R2[cut_rows_B, 0], words_R2[cut_rows_B, 1], log_norm_B,
+        draft_log_norm_B, interpret=interpret,
     )  # fmt: skip
     return num_accepted_B, token_ids_B
 
