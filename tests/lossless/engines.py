@@ -1,6 +1,7 @@
 """Host. Engines for lossless tests: tiny models in float32, whose caches hold NaN wherever nothing was written."""
 
 import dataclasses
+import time
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import pytest
 
 from jaxspec.engine import build
 from jaxspec.engine.engine import Engine
+from jaxspec.step import programs
 
 MAX_MODEL_LEN = 64
 NUM_ROWS = 3
@@ -15,12 +17,20 @@ CHUNK_TOKENS = 16
 PAGE_SIZE = 4
 
 
-def make_engine(model, speculative_config=None, *, one_bucket: bool = True, **config) -> Engine:
+# A third of the usual compile time, for slower programs.
+QUICK_COMPILE = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+    "xla_cpu_use_fusion_emitters": False,
+}
+
+
+def make_engine(model, speculative_config=None, *, quick: bool = True, **config) -> Engine:
     """An engine over a model folder.
 
     Args:
-        one_bucket: compile for full batches and chunks only, which saves most of the time. What the buckets do is
-            tested on engines with all of them.
+        quick: compile the same programs for full batches and chunks only, and without XLA's optimizations. What
+            buckets and optimized programs do is tested with quick=False.
     """
     defaults = {
         "dtype": "float32",
@@ -33,11 +43,19 @@ def make_engine(model, speculative_config=None, *, one_bucket: bool = True, **co
         "use_tqdm": False,
     }
     with pytest.MonkeyPatch.context() as patch:
-        if one_bucket:
+        if quick:
             patch.setattr(build, "geometric_buckets", lambda smallest, largest, factor: (largest,))
+            patch.setattr(programs, "_compile", _compile_quickly)
         engine = Engine(str(model), speculative_config=speculative_config, **(defaults | config))
     poison(engine)
     return engine
+
+
+def _compile_quickly(item):
+    name, lower = item
+    started = time.perf_counter()
+    program = lower().compile(compiler_options=QUICK_COMPILE)
+    return name, program, time.perf_counter() - started
 
 
 def poison(engine: Engine) -> None:

@@ -1,5 +1,6 @@
 """Device and host. Drafters that know the answer, and are wrong where told: they force any pattern of acceptance."""
 
+import dataclasses
 from dataclasses import dataclass, field
 
 import jax
@@ -17,20 +18,27 @@ MAX_KNOWN = 16
 class Script:
     """What is known of one request, and where to go wrong.
 
-    token_ids: prompt and answer. wrong: absolute positions whose draft is a wrong token. num_drafts: {anchor: drafts in
-    the round that begins at that length}, all there are elsewhere.
+    token_ids: prompt and answer. wrong: {absolute position: the id guessed there instead}. num_drafts: {anchor: drafts
+    in the round that begins at that length}, all there are elsewhere.
     """
 
     token_ids: list[int]
-    wrong: frozenset[int] = frozenset()
+    wrong: dict[int, int] = field(default_factory=dict)
     num_drafts: dict[int, int] = field(default_factory=dict)
 
-    def drafts(self, anchor: int, limit: int, vocab_size: int) -> list[int]:
+    def drafts(self, anchor: int, limit: int) -> list[int]:
         """The guesses of a round that begins with `anchor` tokens."""
         end = min(len(self.token_ids), anchor + min(limit, self.num_drafts.get(anchor, limit)))
-        return [
-            (self.token_ids[at] + 1) % vocab_size if at in self.wrong else self.token_ids[at] for at in range(anchor, end)
-        ]
+        return [self.wrong.get(at, self.token_ids[at]) for at in range(anchor, end)]
+
+
+def set_scripts(engine, proposer, scripts: list[Script]) -> None:
+    """What a replay drafter of this idle engine knows from now on."""
+    if isinstance(proposer, HostReplay):
+        proposer.scripts = scripts
+    else:
+        table = make_table(scripts, engine.config.max_model_len)
+        engine.core.state = dataclasses.replace(engine.core.state, proposer=table)
 
 
 def find(scripts: list[Script], token_ids: list[int]) -> Script | None:
@@ -47,14 +55,14 @@ class ReplayTable:
     num_drafts_NC: jax.Array
 
 
-def make_table(scripts: list[Script], max_model_len: int, vocab_size: int) -> ReplayTable:
+def make_table(scripts: list[Script], max_model_len: int) -> ReplayTable:
     known = np.full((MAX_KNOWN, max_model_len), -1, np.int32)
     draft, num_drafts = known.copy(), np.full_like(known, 2**20)
     for n, script in enumerate(scripts):
         known[n, : len(script.token_ids)] = script.token_ids
         draft[n, : len(script.token_ids)] = script.token_ids
-        for position in script.wrong:
-            draft[n, position] = (script.token_ids[position] + 1) % vocab_size
+        for position, guess in script.wrong.items():
+            draft[n, position] = guess
         for anchor, count in script.num_drafts.items():
             num_drafts[n, anchor] = count
     return ReplayTable(known_NC=jnp.asarray(known), draft_NC=jnp.asarray(draft), num_drafts_NC=jnp.asarray(num_drafts))
@@ -80,7 +88,7 @@ def replay_proposer(num_tokens: int, max_model_len: int) -> Proposer:
 
     def init(num_rows: int) -> ReplayTable:
         del num_rows
-        return make_table([], max_model_len, 1)
+        return make_table([], max_model_len)
 
     return Proposer(num_tokens, init, lambda weights, state, rows_B, tokens, hidden_BTD: state, propose)
 
@@ -88,9 +96,8 @@ def replay_proposer(num_tokens: int, max_model_len: int) -> Proposer:
 class HostReplay:
     """The same on the host. It also checks what it is told: committed tokens only, each request by its own id."""
 
-    def __init__(self, num_tokens: int, vocab_size: int):
+    def __init__(self, num_tokens: int):
         self.num_tokens = num_tokens
-        self.vocab_size = vocab_size
         self.scripts: list[Script] = []
         self.seen: dict[str, list[int]] = {}
         self.finished: list[str] = []
@@ -106,7 +113,7 @@ class HostReplay:
         for request_id in request_ids:
             script = find(self.scripts, self.seen[request_id])
             anchor = len(self.seen[request_id])
-            guesses.append(script.drafts(anchor, self.num_tokens, self.vocab_size) if script else [])
+            guesses.append(script.drafts(anchor, self.num_tokens) if script else [])
         return guesses
 
     def finish(self, request_id) -> None:

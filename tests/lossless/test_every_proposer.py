@@ -9,10 +9,13 @@ import pytest
 from jaxspec import SamplingParams
 from tests.lossless.conftest import VOCAB_SIZE
 from tests.lossless.engines import MAX_MODEL_LEN, custom, draft_model, make_engine, ngram
-from tests.lossless.replay import HostReplay, Script, make_table, replay_proposer
+from tests.lossless.replay import HostReplay, Script, replay_proposer, set_scripts
 from tests.oracle.llama import assert_says, continuation, row_of
 
-PROPOSERS = ("ngram", "draft_model", "probabilistic", "self_draft", "replay", "host_replay")
+CASES = [
+    *itertools.product(("ngram", "draft_model", "probabilistic", "replay", "host_replay"), range(1, 9)),
+    *itertools.product(("self_draft",), (1, 8)),
+]
 SAMPLED = (
     {"temperature": 1.0},
     {"temperature": 0.6, "top_k": 5},
@@ -63,7 +66,7 @@ def histogram_of(num_tokens, prompt, answer, guess):
     return histogram
 
 
-@pytest.fixture(scope="module", params=list(itertools.product(PROPOSERS, range(1, 9))), ids=lambda p: f"{p[0]}-K{p[1]}")
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]}-K{case[1]}")
 def case(request, target, drafter, drafter_oracle, target_oracle):
     """(name, K, rule, engine, guess): guess is what the drafter must say, None where it is drawn."""
     name, K = request.param
@@ -84,7 +87,7 @@ def case(request, target, drafter, drafter_oracle, target_oracle):
         guess = drafted(drafter_oracle)
     else:
         config, guess = custom(K), None
-        proposer = HostReplay(K, VOCAB_SIZE) if name == "host_replay" else replay_proposer(K, MAX_MODEL_LEN)
+        proposer = HostReplay(K) if name == "host_replay" else replay_proposer(K, MAX_MODEL_LEN)
     # Several rounds on the device before the host looks, for some.
     rounds = 4 if name in ("ngram", "draft_model") and K % 2 == 0 else 1
     engine = make_engine(target, config, proposer=proposer, rounds_per_batch=rounds)
@@ -99,8 +102,8 @@ def test_answers_are_those_of_the_naive_loop(case, target_oracle):
         rng = np.random.default_rng(K)
         scripts = [
             Script(
-                prompt + answer.token_ids,
-                wrong=frozenset(np.flatnonzero(rng.random(MAX_MODEL_LEN) < 0.2) % (len(prompt) + len(answer.token_ids))),
+                whole := prompt + answer.token_ids,
+                wrong={at: (whole[at] + 1) % VOCAB_SIZE for at in np.flatnonzero(rng.random(len(whole)) < 0.2)},
                 num_drafts={int(at): int(rng.integers(0, K + 1)) for at in rng.integers(0, MAX_MODEL_LEN, 8)},
             )
             for (prompt, _), answer in zip(requests, answers, strict=True)
@@ -122,16 +125,6 @@ def test_answers_are_those_of_the_naive_loop(case, target_oracle):
         is_tied = min(answer.leads) < 1e-3
         if is_tied or (name == "probabilistic" and not params.is_greedy):
             continue
-        drafts_of = guess or (lambda ids, limit, script=scripts[index]: script.drafts(len(ids), limit, VOCAB_SIZE))
+        drafts_of = guess or (lambda ids, limit, script=scripts[index]: script.drafts(len(ids), limit))
         wanted = histogram_of(K, prompt, answer.token_ids, drafts_of)
         assert output.metrics.speculative_decoding["acceptance_histogram"] == wanted
-
-
-def set_scripts(engine, proposer, scripts):
-    import dataclasses
-
-    if isinstance(proposer, HostReplay):
-        proposer.scripts = scripts
-    else:
-        table = make_table(scripts, MAX_MODEL_LEN, VOCAB_SIZE)
-        engine.core.state = dataclasses.replace(engine.core.state, proposer=table)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.cache.pages import pool_shape
 from jaxspec.models.base import Tokens
 from jaxspec.models.registry import family_of
 from jaxspec.weights.checkpoint import open_checkpoint
@@ -35,9 +36,7 @@ class Pager:
         # Twice the pages needed, so that most of the pool stays NaN; two more columns that hold no page.
         ids = np.random.default_rng(seed).permutation(2 * num_rows * num_pages)[: num_rows * num_pages]
         self.pages_BM = np.pad(ids.reshape(num_rows, num_pages), ((0, 0), (0, 2)), constant_values=-1).astype(np.int32)
-        shape = (self.config.num_layers * 2 * num_rows * num_pages, page_size)
-        shape += (2 * self.config.num_kv_heads, self.config.head_dim)
-        self.pool = jnp.full(shape, jnp.nan, pool_dtype)
+        self.pool = jnp.full(pool_shape(self.config, 2 * num_rows * num_pages, page_size), jnp.nan, pool_dtype)
         self.len_B = np.zeros(num_rows, int)
 
     def feed(self, rows, pad_to: int = 1):
