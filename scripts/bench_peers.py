@@ -73,7 +73,9 @@ def main() -> None:
             for ids in prompts:
                 assert len(run(ids)) == args.tokens
             seconds[name].append(time.perf_counter() - started)
-            print(f"pair {pair + 1}: {name:42} {args.tokens * len(prompts) / seconds[name][-1]:7.1f} tokens/s", flush=True)
+            print(
+                f"pair {pair + 1}: {name:42} {args.tokens * len(prompts) / seconds[name][-1]:7.1f} tokens/s", flush=True
+            )
 
     base = np.array(seconds["transformers_torch_float32"])
     report = {

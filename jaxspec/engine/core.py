@@ -14,6 +14,7 @@ from jaxspec.errors import CapacityError, RequestError
 from jaxspec.keys import request_key
 from jaxspec.metrics.acceptance import AcceptanceStats
 from jaxspec.metrics.prometheus import EngineMetrics
+from jaxspec.rejection.rows import parse_output
 from jaxspec.sampling.params import SamplingParams
 from jaxspec.scheduler.request import SequenceState
 from jaxspec.scheduler.scheduler import Scheduler
@@ -169,9 +170,17 @@ class EngineCore:
             self.state, output = self._programs.decode_rounds(self._weights, self.state, batch, num_rounds)
             packed_RBX = np.asarray(output.packed_BX)
         now = time.monotonic()
-        for packed_BX in packed_RBX:
-            for (request, sequence), packed_X in zip(rows, packed_BX, strict=False):
-                self._commit(request, sequence, packed_X.tolist(), now, touched)
+        vocab_size = self.parts.target.config.vocab_size
+        for packed_BX in packed_RBX[:, : len(rows)]:
+            blocks = parse_output(packed_BX[:, :-2].tolist(), vocab_size)
+            for (request, sequence), block, (num_drafted, num_accepted) in zip(
+                rows, blocks, packed_BX[:, -2:].tolist(), strict=True
+            ):
+                # Without a token the round did not run; the device may also run on after a stop string.
+                if block and not sequence.is_finished:
+                    self._commit(request, sequence, block, num_drafted, num_accepted)
+                    request.first_token_time = request.first_token_time or now
+                    touched[request.request_id] = request
 
     def _pack(self, states: SequenceOf[SequenceState]) -> Batch:
         shapes = self._programs.shapes
@@ -184,17 +193,10 @@ class EngineCore:
         )
 
     def _commit(
-        self, request: Request, sequence: Sequence, packed: list[int], now: float, touched: dict[str, Request]
+        self, request: Request, sequence: Sequence, block: list[int], num_drafted: int, num_accepted: int
     ) -> None:
-        *token_ids, num_drafted, num_accepted = packed
-        token_ids = [token_id for token_id in token_ids if token_id >= 0]
-        if not token_ids or sequence.is_finished:
-            return  # the device ran on after a stop string, or the round did not run
-        cut = sequence.commit(token_ids, num_drafted, num_accepted)
+        cut = sequence.commit(block, num_drafted, num_accepted)
         self.metrics.observe_round(num_drafted, num_accepted, len(cut.token_ids))
-        if request.first_token_time is None:
-            request.first_token_time = now
-        touched[request.request_id] = request
         self._observe_on_host(request, sequence)
         if sequence.is_finished:
             self._release(sequence)

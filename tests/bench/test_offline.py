@@ -89,5 +89,7 @@ def test_the_last_line_is_the_json_promised(tmp_path, capsys):
         assert row["tokens_per_round"] > 1.5
         assert 1.5 < row["mean_acceptance_length"] <= 4
     assert len(report["acceptance_per_position"]) == 3
-    assert all(report[key] > 0 for key in ("prefill_ms", "round_ms", "draft_ms", "verify_ms", "reject_ms", "plain_step_ms"))
+    assert all(
+        report[key] > 0 for key in ("prefill_ms", "round_ms", "draft_ms", "verify_ms", "reject_ms", "plain_step_ms")
+    )
     assert report["host_share"] < 1
