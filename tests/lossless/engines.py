@@ -25,12 +25,12 @@ QUICK_COMPILE = {
 }
 
 
-def make_engine(model, speculative_config=None, *, quick: bool = True, **config) -> Engine:
+def make_engine(model, speculative_config=None, *, buckets: bool = False, quick: bool = True, **config) -> Engine:
     """An engine over a model folder.
 
     Args:
-        quick: compile the same programs for full batches and chunks only, and without XLA's optimizations. What
-            buckets and optimized programs do is tested with quick=False.
+        buckets: compile for every bucket, not for full batches and chunks alone.
+        quick: compile the same programs without XLA's optimizations.
     """
     defaults = {
         "dtype": "float32",
@@ -43,8 +43,9 @@ def make_engine(model, speculative_config=None, *, quick: bool = True, **config)
         "use_tqdm": False,
     }
     with pytest.MonkeyPatch.context() as patch:
-        if quick:
+        if not buckets:
             patch.setattr(build, "geometric_buckets", lambda smallest, largest, factor: (largest,))
+        if quick:
             patch.setattr(programs, "_compile", _compile_quickly)
         engine = Engine(str(model), speculative_config=speculative_config, **(defaults | config))
     poison(engine)

@@ -79,10 +79,11 @@ def replay_proposer(num_tokens: int, max_model_len: int) -> Proposer:
         fits_BN = jnp.all(same_BNC, axis=2)
         row_B, is_known_B = jnp.argmax(fits_BN, axis=1), jnp.any(fits_BN, axis=1)
         at_BK = view.len_B[:, None] + jnp.arange(num_tokens, dtype=jnp.int32)[None, :]
-        guess_BK = jnp.where(at_BK < C, table.draft_NC[row_B[:, None], jnp.minimum(at_BK, C - 1)], -1)
+        guess_BK = table.draft_NC[row_B[:, None], jnp.minimum(at_BK, C - 1)]
+        is_told_BK = (at_BK < C) & (table.known_NC[row_B[:, None], jnp.minimum(at_BK, C - 1)] >= 0)
         wanted_B = table.num_drafts_NC[row_B, jnp.minimum(view.len_B, C - 1)]
-        known_B = jnp.sum((guess_BK >= 0).astype(jnp.int32), axis=1)
-        counts_B = jnp.where(view.is_active_B & is_known_B, jnp.minimum(wanted_B, known_B), 0)
+        told_B = jnp.sum(is_told_BK.astype(jnp.int32), axis=1)
+        counts_B = jnp.where(view.is_active_B & is_known_B, jnp.minimum(wanted_B, told_B), 0)
         guess_BK = jnp.where(jnp.arange(num_tokens)[None, :] < counts_B[:, None], guess_BK, -1)
         return Drafts(token_ids_BK=guess_BK, counts_B=counts_B), table
 

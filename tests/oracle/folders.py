@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from tests.serve.fake import CHAT_TEMPLATE, LETTERS, letter_tokenizer
+
 TINY = Path(__file__).resolve().parent.parent / "data" / "goldens" / "tiny"
 
 
@@ -76,6 +78,13 @@ def write_like(folder: Path, original: Path, *, seed: int, noise: float) -> Path
         for name, tensor in load_file(original / "model.safetensors").items()
     }
     return write_folder(folder, json.loads((original / "config.json").read_text()), weights)
+
+
+def add_tokenizer(folder: Path, letters: str = LETTERS + "#") -> Path:
+    """One token a letter, with a chat template."""
+    letter_tokenizer(letters).backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE}))
+    return folder
 
 
 def write_folder(folder: Path, config: dict, weights: dict[str, np.ndarray]) -> Path:
