@@ -1,4 +1,4 @@
-"""Times jaxspec's plain and n-gram decoding beside transformers on PyTorch float32: same weights, prompts, machine, run.
+"""Times jaxspec beside transformers on PyTorch float32: plain and n-gram, same weights, prompts, machine and run.
 
 Needs the `parity` extra (torch). Peers: transformers' greedy `generate`, and its prompt lookup. The last line of
 stdout is one JSON object.
