@@ -43,6 +43,14 @@ class _Client:
             logger.debug("an event loop closed before its request ended")
 
 
+@dataclass(frozen=True)
+class _Command:
+    """What the engine's thread is to do between steps, and who is told if it ends before."""
+
+    run: Callable[[EngineCore], None]
+    client: _Client | None = None
+
+
 class AsyncEngine:
     """Owns one thread, in which the engine is built and driven. All methods may be called from any thread.
 
@@ -51,7 +59,8 @@ class AsyncEngine:
 
     def __init__(self, config: EngineConfig):
         self._config = config
-        self._commands: queue.SimpleQueue[Callable[[EngineCore], None] | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
+        self._asking = threading.Lock()  # so that no command enters the queue once the thread has stopped
         self._clients: dict[str, _Client] = {}  # touched by the engine's thread alone
         self._core: EngineCore | None = None
         self._failure: BaseException | None = None
@@ -106,10 +115,9 @@ class AsyncEngine:
             RequestError, CapacityError: the request is refused.
             EngineDeadError: the engine is not running, or died under the request.
         """
-        if not self.is_ready or not self.is_healthy:
-            raise EngineDeadError("the engine is not running")
         client = _Client(asyncio.get_running_loop())
-        self._commands.put(lambda core: self._add(core, request_id, prompt, params, client))
+        if not self.is_ready or not self._ask(lambda core: self._add(core, request_id, prompt, params, client), client):
+            raise EngineDeadError("the engine is not running")
         is_open = True
         try:
             while is_open:
@@ -133,13 +141,21 @@ class AsyncEngine:
                 if request is not None and owner is not None:
                     owner.send(request.output())
 
-        self._commands.put(command)
+        self._ask(command)
 
     def shutdown(self) -> None:
         """End the thread after the step it is in; open requests end with EngineDeadError."""
         self._commands.put(None)
         if self._thread.is_alive():
             self._thread.join()
+
+    def _ask(self, run: Callable[[EngineCore], None], client: _Client | None = None) -> bool:
+        """Queue a command; False when the thread has stopped and nobody would take it."""
+        with self._asking:
+            if self._stopped.is_set():
+                return False
+            self._commands.put(_Command(run, client))
+            return True
 
     def _built(self) -> EngineCore:
         if self._core is None:
@@ -157,7 +173,8 @@ class AsyncEngine:
             self._failure = error
             logger.exception("the engine has failed")
         finally:
-            self._stopped.set()
+            with self._asking:
+                self._stopped.set()
             self._ready.set()
             self._drain()
 
@@ -185,7 +202,7 @@ class AsyncEngine:
                 return True
             if command is None:
                 return False
-            command(core)
+            command.run(core)
 
     def _add(self, core: EngineCore, request_id: str, prompt: Prompt, params: SamplingParams, client: _Client) -> None:
         try:
@@ -196,8 +213,12 @@ class AsyncEngine:
             self._clients[request_id] = client
 
     def _drain(self) -> None:
-        """Tell everyone who waits, or who asked too late."""
+        """Tell everyone who waits, and whose command was not taken any more."""
         error = EngineDeadError("the engine has stopped")
         for client in self._clients.values():
             client.send(error)
         self._clients.clear()
+        while not self._commands.empty():
+            command = self._commands.get()
+            if command is not None and command.client is not None:
+                command.client.send(error)
