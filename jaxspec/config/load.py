@@ -81,7 +81,10 @@ def gather(kinds: Sequence[type[StrictConfig]], args: argparse.Namespace) -> dic
     given = {key: vars(args).get(f"speculative.{key}") for key in SPECULATIVE_FLAGS.values()}
     shorthands = {key: text for key, text in given.items() if text is not None}
     if shorthands:
-        data["speculative_config"] = _with_shorthands(data.get("speculative_config") or {}, shorthands)
+        base = data.get("speculative_config") or {}
+        if not isinstance(base, Mapping):
+            raise ConfigError(f"speculative_config must hold 'key: value' pairs, got {base!r}")
+        data["speculative_config"] = _with_shorthands(base, shorthands)
     reject_unknown(data, set().union(*(_keys(kind) for kind in kinds)), "config")
     return data
 

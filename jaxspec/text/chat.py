@@ -16,7 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jaxspec.errors import RequestError
 
 
-def render_chat(template: str, messages: Any, **variables: Any) -> str:
+def render_chat(template: str, messages: Any, /, **variables: Any) -> str:
     """The prompt text of a conversation.
 
     Args:

@@ -82,7 +82,7 @@ class Tokenizer:
         return self.backend.id_to_token(token_id)
 
     def apply_chat_template(
-        self, messages: Any, add_generation_prompt: bool = True, chat_template: str | None = None, **variables: Any
+        self, messages: Any, /, add_generation_prompt: bool = True, chat_template: str | None = None, **variables: Any
     ) -> str:
         """The prompt text of a conversation; it holds its own special tokens, so encode it without adding more.
 

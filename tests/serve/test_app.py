@@ -220,6 +220,7 @@ P, M = {"prompt": "hi"}, HELLO
         (CHAT, M | {"max_completion_tokens": "4"}, "max_completion_tokens"),
         (CHAT, M | {"chat_template": "{{ 1 }}"}, "chat_template"),
         (CHAT, M | {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        (CHAT, M | {"chat_template_kwargs": {"self": 1}}, "messages"),
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": "hi", "messages": M["messages"]}, "prompt"),
         ("/tokenize", {"prompt": "hi", "tokens": []}, "tokens"),

@@ -58,6 +58,10 @@ def test_text_parts_become_text_and_nulls_are_absent():
     assert render_chat(template, [{"role": "assistant", "content": None}]) == "no"
 
 
+def test_a_variable_may_have_any_name():
+    assert render_chat("{{ template }}", [USER], template="a name of ours") == "a name of ours"
+
+
 @pytest.mark.parametrize(
     ("messages", "param"),
     [
