@@ -123,7 +123,8 @@ def _torch_model() -> transformers.LlamaForCausalLM:
         )
     )
     missing, unexpected = model.load_state_dict(state, strict=False)
-    assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
+    assert not unexpected, unexpected
+    assert set(missing) <= {"lm_head.weight"}, missing
     model.tie_weights()
     return model.eval()
 

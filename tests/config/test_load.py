@@ -79,7 +79,10 @@ def test_later_files_win_and_flags_win_over_files(tmp_path):
         (["--model", "m", "--max-model-len", "many"], "--max-model-len"),
         (["--model", "m", "--speculative-config", "{method: ngram}"], "must be JSON"),
         (["--model", "m", "--speculative-config", "[]"], "speculative_config"),
-        (["--model", "m", "--speculative-config", "[1]", "--num-speculative-tokens", "3"], "'key: value' pairs, got [1]"),
+        (
+            ["--model", "m", "--speculative-config", "[1]", "--num-speculative-tokens", "3"],
+            "'key: value' pairs, got [1]",
+        ),
         (
             ["--model", "m", "--speculative-method", "eagle3", "--num-speculative-tokens", "2"],
             "'eagle3' is not supported yet",
