@@ -2,7 +2,9 @@
 
 import logging
 import math
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -63,20 +65,23 @@ def build(
     if (speculative is not None and speculative.method == "custom") != (custom_proposer is not None):
         raise ConfigError("method 'custom' and the engine's argument `proposer` go together; give both or neither")
     draft_name = speculative.model if speculative is not None and speculative.method == "draft_model" else None
-    with open_checkpoint(resolve_model(config.model)) as checkpoint:
-        draft_checkpoint = open_checkpoint(resolve_model(draft_name)) if draft_name is not None else None
+    with ExitStack() as opened:
+        checkpoint = opened.enter_context(open_checkpoint(resolve_model(config.model)))
+        draft_checkpoint = None
+        if draft_name is not None:
+            draft_checkpoint = opened.enter_context(open_checkpoint(resolve_model(draft_name)))
         platform = jax.default_backend()
         resolved = _resolve(config, platform, checkpoint, draft_checkpoint)
         _configure_compilation_cache(resolved)
-        tokenizer = _tokenizer(config.tokenizer or checkpoint.path)
+        tokenizer = _tokenizer(config.tokenizer, checkpoint.path)
         weights = {"target": _load(checkpoint, resolved.dtype)}
         if draft_checkpoint is not None:
-            with draft_checkpoint:
-                weights["draft"] = _load(draft_checkpoint, resolved.dtype)
+            weights["draft"] = _load(draft_checkpoint, resolved.dtype)
 
     proposer, host_proposer = _proposer(
         resolved, draft_checkpoint.config if draft_checkpoint else None, custom_proposer
     )
+    # Without speculation as under "coupled": a seed then gives one text, whoever drafts.
     rule = resolved.speculative_config.rejection_sample_method if resolved.speculative_config else "coupled"
     target = Target(family_of(checkpoint.config.family), checkpoint.config, rule, resolved.implementation, platform)
     page_dtype = jnp.dtype(resolved.kv_cache_dtype)
@@ -93,7 +98,6 @@ def build(
         max_rows=resolved.max_num_seqs,
         max_model_len=resolved.max_model_len,
         max_rounds=resolved.rounds_per_batch,
-        is_split=host_proposer is not None,
         num_host_drafts=host_proposer.num_tokens if host_proposer is not None else 0,
     )
     programs = Programs(target, proposer, shapes, weights, state, show_progress=show_progress)
@@ -132,9 +136,12 @@ def _configure_compilation_cache(resolved: ResolvedConfig) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def _tokenizer(path: Any) -> Tokenizer | None:
+def _tokenizer(named: str | None, checkpoint: Path) -> Tokenizer | None:
+    """The one that the user named, or else the checkpoint's own, which may be missing."""
+    if named is not None:
+        return load_tokenizer(resolve_model(named))
     try:
-        return load_tokenizer(resolve_model(path))
+        return load_tokenizer(checkpoint)
     except ConfigError as error:
         logger.warning("no tokenizer: %s; prompts must be token ids", error)
         return None

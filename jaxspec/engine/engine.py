@@ -1,5 +1,6 @@
 """Host. `Engine`: prompts in, answers out, in the caller's own thread."""
 
+import functools
 import itertools
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
@@ -13,7 +14,7 @@ from jaxspec.engine.build import build
 from jaxspec.engine.core import EngineCore
 from jaxspec.engine.outputs import RequestOutput
 from jaxspec.engine.request import Prompt, Request
-from jaxspec.engine.trace import RoundTrace, trace_request
+from jaxspec.engine.trace import RoundTrace, TracingPrograms, trace_request
 from jaxspec.errors import RequestError
 from jaxspec.proposers.base import HostProposer, Proposer
 from jaxspec.sampling.params import SamplingParams
@@ -137,8 +138,12 @@ class Engine:
         """Answer one prompt, yielding after every round that added tokens; closing the iterator aborts the request."""
         request = self._core.add_request(self._next_id(), prompt, sampling_params or SamplingParams())
         try:
-            while not request.is_finished:
-                if request in self._core.step():
+            is_open = True
+            while is_open:
+                if not request.is_finished:  # whoever else steps this engine may have brought it to its end
+                    self._core.step()
+                is_open = not request.is_finished
+                if not is_open or any(sequence.token_ids_delta for sequence in request.sequences):
                     yield request.output()
         finally:
             self._core.abort(request.request_id)
@@ -146,7 +151,11 @@ class Engine:
     def trace(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> list[RoundTrace]:
         """Answer one prompt alone and keep every round: drafts, the target's and the drafter's distributions, the
         verdict. For research: it compiles programs of its own on first use and copies logits to the host."""
-        return trace_request(self._core, prompt, sampling_params or SamplingParams())
+        return trace_request(self._core, self._tracing, prompt, sampling_params or SamplingParams())
+
+    @functools.cached_property
+    def _tracing(self) -> TracingPrograms:
+        return TracingPrograms(self._core.parts)
 
     def _run(self, requests: SequenceOf[Request], use_tqdm: bool) -> None:
         num_prompt = sum(len(request.prompt_token_ids) for request in requests)

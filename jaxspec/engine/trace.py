@@ -38,8 +38,13 @@ class RoundTrace:
     origins: tuple[Origin, ...]
 
 
-def trace_request(core: EngineCore, prompt: Prompt, params: SamplingParams) -> list[RoundTrace]:
+def trace_request(
+    core: EngineCore, programs: "TracingPrograms", prompt: Prompt, params: SamplingParams
+) -> list[RoundTrace]:
     """Run one prompt to its end through the two halves of a round, keeping what lies between them.
+
+    Args:
+        core: idle; programs: made once of its parts, since they keep what they compiled.
 
     Raises:
         RequestError: the prompt is refused, asks for more than one answer, or other requests are running.
@@ -48,7 +53,7 @@ def trace_request(core: EngineCore, prompt: Prompt, params: SamplingParams) -> l
         raise RequestError(f"trace follows one answer, got n={params.n}; ask for one", param="n")
     if core.has_work:
         raise RequestError("trace needs the engine to itself; finish or abort the running requests")
-    programs = _TracingPrograms(core.parts)
+    programs.rounds = []
     # The traced core borrows the only state there is, and hands it back.
     borrower = EngineCore(dataclasses.replace(core.parts, programs=programs, state=core.state))
     try:
@@ -60,7 +65,7 @@ def trace_request(core: EngineCore, prompt: Prompt, params: SamplingParams) -> l
     return programs.rounds
 
 
-class _TracingPrograms:
+class TracingPrograms:
     """The engine's programs with the round taken apart; compiled when first called, since no plan holds them."""
 
     def __init__(self, parts: EngineParts):

@@ -82,6 +82,7 @@ class SamplingParams:
         # Frozen, and tidied this once: one form for what follows.
         tidy = {"stop": _tuple_of(self.stop), "stop_token_ids": _tuple_of(self.stop_token_ids)}
         tidy |= {"seed": None if self.seed == -1 else self.seed, "top_k": max(self.top_k, 0)}
+        tidy |= {"temperature": self.temperature if self.temperature >= MIN_TEMPERATURE else 0.0}
         for name, value in tidy.items():
             object.__setattr__(self, name, value)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -97,7 +98,7 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         """Whether tokens are arg-maxima, and no random number matters."""
-        return self.temperature < MIN_TEMPERATURE
+        return self.temperature == 0
 
 
 def _is_same(value: Any, neutral: Any) -> bool:

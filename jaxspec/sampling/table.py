@@ -1,4 +1,4 @@
-"""Host. Fills a `SamplingTable`, the part of sampling parameters that a program reads."""
+"""Host. Rows of the `SamplingTable`, the part of sampling parameters that a program reads."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.sampling.params import SamplingParams
-from jaxspec.types import SamplingTable as SamplingTable
+from jaxspec.types import SamplingTable
 
 
 def neutral_table(num_rows: int) -> SamplingTable:
@@ -21,12 +21,21 @@ def neutral_table(num_rows: int) -> SamplingTable:
     )
 
 
+def table_row(*, temperature: float, top_k: int, top_p: float, min_p: float, key: np.ndarray) -> SamplingTable:
+    """One row in plain numpy, its columns without their B; values as `SamplingParams` tidied them, key u32[2]."""
+    return SamplingTable(
+        temperature_B=np.float32(temperature),  # pyright: ignore[reportArgumentType]
+        top_k_B=np.int32(min(top_k, 2**31 - 1)),  # pyright: ignore[reportArgumentType]
+        top_p_B=np.float32(top_p),  # pyright: ignore[reportArgumentType]
+        min_p_B=np.float32(min_p),  # pyright: ignore[reportArgumentType]
+        key_B2=np.asarray(key, np.uint32),  # pyright: ignore[reportArgumentType]
+    )
+
+
 def make_table(params: Sequence[SamplingParams], key_B2: np.ndarray | jax.Array) -> SamplingTable:
     """One row for each request's parameters, with the keys given (u32, `keys.request_key`)."""
-    return SamplingTable(
-        temperature_B=jnp.asarray([0.0 if one.is_greedy else one.temperature for one in params], jnp.float32),
-        top_k_B=jnp.asarray([min(one.top_k, 2**31 - 1) for one in params], jnp.int32),
-        top_p_B=jnp.asarray([one.top_p for one in params], jnp.float32),
-        min_p_B=jnp.asarray([one.min_p for one in params], jnp.float32),
-        key_B2=jnp.asarray(key_B2, jnp.uint32),
-    )
+    rows = [
+        table_row(temperature=one.temperature, top_k=one.top_k, top_p=one.top_p, min_p=one.min_p, key=key)
+        for one, key in zip(params, np.asarray(key_B2), strict=True)
+    ]
+    return jax.tree.map(lambda *column: jnp.asarray(np.stack(column)), *rows)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxspec.errors import RequestError
+from jaxspec.sampling.table import table_row
 from jaxspec.step.prefill import Admission, Chunk
 from jaxspec.step.state import MAX_STOP_IDS, Batch
 
@@ -41,7 +42,7 @@ def pack_batch(
     rows_B[: len(rows)] = rows
     pages_BM = np.full((bucket_rows, pages_per_row), -1, np.int32)
     for index, row_pages in enumerate(pages):
-        pages_BM[index, : len(row_pages)] = row_pages
+        pages_BM[index] = pack_pages(row_pages, pages_per_row)
     return Batch(rows_B=rows_B, pages_BM=pages_BM)  # pyright: ignore[reportArgumentType]
 
 
@@ -86,8 +87,8 @@ def pack_admission(
     return Admission(
         row=np.int32(row),  # pyright: ignore[reportArgumentType]
         history_C=history,  # pyright: ignore[reportArgumentType]
-        lengths_3=np.array([len(prompt_token_ids), min_len, max_len], np.int32),  # pyright: ignore[reportArgumentType]
+        # min_tokens may be any number; beyond max_len all mean the same.
+        lengths_3=np.array([len(prompt_token_ids), min(min_len, max_len), max_len], np.int32),  # pyright: ignore[reportArgumentType]
         stop_ids_W=stops,  # pyright: ignore[reportArgumentType]
-        sampling_4=np.array([temperature, top_k, top_p, min_p], np.float32),  # pyright: ignore[reportArgumentType]
-        key_2=np.asarray(key, np.uint32),  # pyright: ignore[reportArgumentType]
+        sampling=table_row(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, key=key),
     )

@@ -12,6 +12,7 @@ from jaxspec.models.base import Tokens
 from jaxspec.proposers.base import Proposer
 from jaxspec.step.rounds import Target
 from jaxspec.step.state import DecodeState
+from jaxspec.types import SamplingTable
 
 
 @struct.dataclass
@@ -22,15 +23,12 @@ class Admission:
     history_C: jax.Array  # i32, the prompt, then zeros
     lengths_3: jax.Array  # i32: tokens in the prompt, min_len, max_len
     stop_ids_W: jax.Array  # i32, -1 = none
-    sampling_4: jax.Array  # f32: temperature, top_k, top_p, min_p
-    key_2: jax.Array  # u32, the request key
+    sampling: SamplingTable  # of this row alone: its columns have no B
 
 
 def admit(state: DecodeState, admission: Admission) -> DecodeState:
     """Set every table of the row; whatever the row held before is forgotten."""
     row, (num_prompt, min_len, max_len) = admission.row, admission.lengths_3
-    temperature, top_k, top_p, min_p = admission.sampling_4
-    table = state.table
     return dataclasses.replace(
         state,
         history_RC=state.history_RC.at[row].set(admission.history_C),
@@ -39,14 +37,7 @@ def admit(state: DecodeState, admission: Admission) -> DecodeState:
         max_len_R=state.max_len_R.at[row].set(max_len),
         is_finished_R=state.is_finished_R.at[row].set(False),
         stop_ids_RW=state.stop_ids_RW.at[row].set(admission.stop_ids_W),
-        table=dataclasses.replace(
-            table,
-            temperature_B=table.temperature_B.at[row].set(temperature),
-            top_k_B=table.top_k_B.at[row].set(top_k.astype(jnp.int32)),
-            top_p_B=table.top_p_B.at[row].set(top_p),
-            min_p_B=table.min_p_B.at[row].set(min_p),
-            key_B2=table.key_B2.at[row].set(admission.key_2),
-        ),
+        table=jax.tree.map(lambda column, value: column.at[row].set(value), state.table, admission.sampling),
     )
 
 

@@ -29,7 +29,8 @@ class Shapes:
     """The buckets a plan compiles for.
 
     batch_rows, chunk_tokens: ascending buckets; max_rows: rows of the table (the guard row comes on top);
-    is_split: whether drafts come from the host between the two halves of a round.
+    max_rounds: rounds before the host looks; num_host_drafts: K where drafts come from the host, between the two
+    halves of a round, else 0.
     """
 
     batch_rows: tuple[int, ...]
@@ -38,11 +39,11 @@ class Shapes:
     max_rows: int
     max_model_len: int
     max_rounds: int
-    is_split: bool
-    num_host_drafts: int = 0
+    num_host_drafts: int
 
     @property
     def guard_row(self) -> int:
+        """The row that pads a batch: the table's last, which no request holds."""
         return self.max_rows
 
 
@@ -69,7 +70,7 @@ class Programs:
         show_progress: bool = False,
     ):
         """Lower and compile everything. `state` is only looked at for its shapes."""
-        compile_count()
+        compile_count()  # counting begins
         self.shapes = shapes
         self._programs: dict[str, Any] = {}
         self.plan: list[PlanEntry] = []
@@ -86,15 +87,18 @@ class Programs:
         self.compile_seconds = time.perf_counter() - started
 
     def admit(self, state: DecodeState, admission: Admission) -> DecodeState:
+        """Set a request's row."""
         return self._programs["admit"](state, admission)
 
     def prefill(self, weights: Any, state: DecodeState, chunk: Chunk) -> DecodeState:
+        """Fill the caches with a chunk of at most the largest bucket's tokens."""
         bucket = pack.bucket_of(int(chunk.num_tokens), self.shapes.chunk_tokens)
         return self._programs[f"prefill[T={bucket}]"](weights, state, chunk)
 
     def decode_rounds(
         self, weights: Any, state: DecodeState, batch: Batch, num_rounds: int
     ) -> tuple[DecodeState, RoundOutput]:
+        """Whole rounds, at most `num_rounds` and the shapes' max_rounds; drafts come from the device."""
         name = f"decode_rounds[B={batch.rows_B.shape[0]}]"
         return self._programs[name](weights, state, batch, np.int32(num_rounds))
 
@@ -131,7 +135,7 @@ def _program_list(target: Target, proposer: Proposer, shapes: Shapes, weights: A
 
     for rows in shapes.batch_rows:
         batch = pack.pack_batch([], [], rows, shapes.guard_row, shapes.pages_per_row)
-        if not shapes.is_split:
+        if not shapes.num_host_drafts:
             run = functools.partial(rounds.decode_rounds, target, proposer, shapes.max_rounds)
             yield f"decode_rounds[B={rows}]", lower(run, 1, weights, state, batch, np.int32(0))
             continue

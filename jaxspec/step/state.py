@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from jaxspec.sampling.table import neutral_table
 from jaxspec.types import SamplingTable
 
 MAX_STOP_IDS = 64  # EOS and stop ids a row; a request with more is refused by name
@@ -42,7 +43,8 @@ class RoundOutput:
     """What the host reads of a round, in one array so that one copy brings it.
 
     packed_BX: i32[B, J + 2]: J tokens (accepted drafts, then the recovered or bonus token, then -1), the number of
-    drafts, the number accepted. A row that had finished before the round has num_tokens 0: its tokens are all -1.
+    drafts, the number accepted. A row that had finished before the round has no token and no draft. After many rounds
+    the axis of rounds comes first.
     """
 
     packed_BX: jax.Array
@@ -58,13 +60,7 @@ def initial_state(*, max_rows: int, max_model_len: int, pool: jax.Array, propose
         max_len_R=jnp.zeros(R, jnp.int32),
         is_finished_R=jnp.ones(R, jnp.bool_),
         stop_ids_RW=jnp.full((R, MAX_STOP_IDS), -1, jnp.int32),
-        table=SamplingTable(
-            temperature_B=jnp.zeros(R, jnp.float32),
-            top_k_B=jnp.zeros(R, jnp.int32),
-            top_p_B=jnp.ones(R, jnp.float32),
-            min_p_B=jnp.zeros(R, jnp.float32),
-            key_B2=jnp.zeros((R, 2), jnp.uint32),
-        ),
+        table=neutral_table(R),
         pool=pool,
         proposer=proposer_state,
     )
