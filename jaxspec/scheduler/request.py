@@ -16,7 +16,6 @@ class SequenceState:
     max_len: int
     row: int = -1
     num_prefilled: int = 0
-    was_prefilled: bool = False
     pages: list[int] = field(default_factory=list)
 
     @property

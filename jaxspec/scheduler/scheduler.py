@@ -108,16 +108,17 @@ class Scheduler:
         return sequence
 
     def _chunks(self) -> tuple[PrefillChunk, ...]:
-        """Split the step's token budget over the prompts in line; a prompt that completes decodes in this very step."""
+        """Split the step's token budget over the prompts in line; a prompt that completes decodes in this very step.
+
+        Every prompt has at least one chunk, so that the proposer sees it: one of 0 tokens where there is only one.
+        """
         budget = self._max_chunk_tokens
         chunks = []
         for sequence in list(self._prefilling):
             num_tokens = min(sequence.num_to_prefill, budget)
-            if num_tokens > 0 or not sequence.was_prefilled:
-                chunks.append(PrefillChunk(sequence, sequence.num_prefilled, num_tokens))
-                sequence.num_prefilled += num_tokens
-                sequence.was_prefilled = True
-                budget -= num_tokens
+            chunks.append(PrefillChunk(sequence, sequence.num_prefilled, num_tokens))
+            sequence.num_prefilled += num_tokens
+            budget -= num_tokens
             if sequence.num_to_prefill == 0:
                 self._prefilling.remove(sequence)
                 self._decoding.append(sequence)
