@@ -20,6 +20,16 @@ METHODS_NOT_YET = (
 )  # fmt: skip
 RULES_NOT_YET = ("block", "synthetic")
 RULE_ALIASES = {"strict": "standard"}
+# Who reads a key that not all methods read; vLLM takes it from any, so here it is accepted with a note.
+READ_BY = {
+    "model": ("draft_model", "ngram"),  # ngram refuses it
+    "prompt_lookup_min": ("ngram",),
+    "prompt_lookup_max": ("ngram",),
+    "prompt_lookup_match": ("ngram",),
+    "draft_sample_method": ("draft_model", "custom"),
+    "max_model_len": ("draft_model",),
+    "draft_tensor_parallel_size": ("draft_model",),
+}
 
 
 class SpeculativeConfig(StrictConfig):
@@ -95,10 +105,13 @@ class SpeculativeConfig(StrictConfig):
             raise ConfigError(
                 f"rejection_sample_method {rule!r} is not supported yet; use 'auto', 'standard' or 'coupled'"
             )
-        if rule in RULE_ALIASES:
-            data["rejection_sample_method"] = RULE_ALIASES[rule]
+        if isinstance(rule, str):
+            data["rejection_sample_method"] = RULE_ALIASES.get(rule, rule)
         if "num_speculative_tokens" not in data:
             raise ConfigError("speculative_config needs 'num_speculative_tokens', the drafts a row; 4 is a good start")
+        for key, methods in READ_BY.items():
+            if data.get(key) is not None and data["method"] not in methods:
+                logger.warning("speculative_config key %r says nothing to method %r", key, data["method"])
         return _fill_lookup(data)
 
     @model_validator(mode="after")
@@ -130,7 +143,9 @@ def _method(method: Any, model: Any) -> str:
         if model is None:
             raise ConfigError("speculative_config needs 'method' ('ngram', 'draft_model') or 'model', a draft model")
         return "ngram" if model in ("ngram", "[ngram]") else "draft_model"
-    if method in METHODS_NOT_YET or str(method).endswith("_mtp"):
+    if not isinstance(method, str):
+        return method  # the field's own check refuses it
+    if method in METHODS_NOT_YET or method.endswith("_mtp"):
         raise ConfigError(f"speculative method {method!r} is not supported yet; use 'ngram' or 'draft_model'")
     if method in METHOD_ALIASES:
         logger.info("speculative method %r means %r here", method, METHOD_ALIASES[method])

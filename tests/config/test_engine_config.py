@@ -73,12 +73,34 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
         ({"method": "eagle3", "model": "m", "num_speculative_tokens": 4}, "'eagle3' is not supported yet"),
         ({"method": "deepseek_mtp", "num_speculative_tokens": 4}, "'deepseek_mtp' is not supported yet"),
         ({"method": "ngrams", "num_speculative_tokens": 4}, "'ngrams'"),
+        ({"method": ["ngram"], "num_speculative_tokens": 4}, "'method'"),
+        (NGRAM | {"rejection_sample_method": ["strict"]}, "rejection_sample_method"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_an_error_that_names_itself(given, says):
     with pytest.raises(ConfigError) as caught:
         SpeculativeConfig(**given)
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "noted"),
+    [
+        (NGRAM | {"prompt_lookup_min": 2, "model": "ngram", "max_model_len": None}, []),
+        (
+            NGRAM | {"draft_sample_method": "probabilistic", "max_model_len": 9},
+            ["draft_sample_method", "max_model_len"],
+        ),
+        (
+            {"model": "d", "num_speculative_tokens": 4, "max_model_len": 9, "prompt_lookup_max": 4},
+            ["prompt_lookup_max"],
+        ),
+        ({"method": "custom", "num_speculative_tokens": 4, "model": "d"}, ["model"]),
+    ],
+)
+def test_a_key_that_the_method_does_not_read_is_noted(caplog, given, noted):
+    SpeculativeConfig(**given)
+    assert [record.args[0] for record in caplog.records] == noted
 
 
 def test_neutral_values_of_unbuilt_keys_ask_for_nothing():
