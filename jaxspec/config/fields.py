@@ -1,7 +1,9 @@
 """Host. Typed look-ups in a foreign description of a model (JSON or GGUF keys), each failing by naming its key."""
 
+import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from jaxspec.errors import ConfigError
@@ -79,6 +81,17 @@ class Fields:
 
     def _wrong(self, key: str, rule: str, value: Any) -> ConfigError:
         return ConfigError(f"{key!r} of {self.label} must be {rule}, got {value!r:.100}; correct the file")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The keys of a JSON file of a checkpoint. Raises ConfigError where it holds no object of them."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not readable JSON ({str(error)[:200]}); fetch it again") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold a JSON object, got {values!r:.100}; fetch it again")
+    return values
 
 
 def check_heads(label: str, *, num_heads: int, num_kv_heads: int, head_dim: int) -> None:

@@ -1,6 +1,5 @@
 """Host. One tokenizer for the engine, whether it came with a GGUF file or a Hugging Face folder."""
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import tokenizers
 
+from jaxspec.config.fields import read_json
 from jaxspec.config.gguf_header import read_gguf_header
 from jaxspec.errors import ConfigError, RequestError
 from jaxspec.text.chat import render_chat
@@ -144,8 +144,8 @@ def _load_gguf(path: Path) -> Tokenizer:
 
 
 def _load_folder(path: Path) -> Tokenizer:
-    config = _read_json(path / "tokenizer_config.json")
-    file = path / "tokenizer.json"
+    config_file, file = path / "tokenizer_config.json", path / "tokenizer.json"
+    config = read_json(config_file) if config_file.is_file() else {}
     try:
         backend = tokenizers.Tokenizer.from_file(str(file)) if file.is_file() else _convert_slow(path)
     except ConfigError:
@@ -188,15 +188,3 @@ def _content(token: Any) -> str | None:
     """Token entries are strings or {"content": …}."""
     token = token.get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) and token else None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not readable JSON ({str(error)[:200]}); fetch it again") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} must hold a JSON object, got {values!r:.100}; fetch it again")
-    return values

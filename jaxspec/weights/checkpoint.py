@@ -1,18 +1,18 @@
 """Host. One door to a checkpoint: a folder or a file in, its description and an open reader out."""
 
-import json
 import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
+from jaxspec.config.fields import read_json
 from jaxspec.config.gguf import ROPE_DIVISORS_NAME, model_config_from_gguf
 from jaxspec.config.hf import model_config_from_hf
 from jaxspec.config.model import ModelConfig
-from jaxspec.errors import ConfigError, WeightsError
+from jaxspec.errors import WeightsError
 from jaxspec.weights.gguf import GgufReader
 from jaxspec.weights.reader import Reader
 from jaxspec.weights.safetensors import SafetensorsReader
@@ -83,9 +83,9 @@ def _open_gguf(path: Path) -> Checkpoint:
 
 
 def _open_hf(path: Path) -> Checkpoint:
-    config = _read_json(path / "config.json")
+    config = read_json(path / "config.json")
     generation = path / "generation_config.json"
-    generation_config = _read_json(generation) if generation.is_file() else None
+    generation_config = read_json(generation) if generation.is_file() else None
     reader = SafetensorsReader(path)
     try:
         model = model_config_from_hf(config, generation_config, reader.tensors)
@@ -102,13 +102,3 @@ def _main_dtype(reader: Reader) -> str:
         if info.dtype.name in ("float32", "float16", "bfloat16"):
             sizes[info.dtype.name] += int(np.prod(info.shape))
     return sizes.most_common(1)[0][0] if sizes else "float32"
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not readable JSON ({str(error)[:200]}); fetch the checkpoint again") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} must hold a JSON object, got {values!r:.100}; fetch the checkpoint again")
-    return values
