@@ -4,10 +4,10 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-# name -> (module, function taking the words after the name and returning an exit status, what it does)
+# name -> (module whose main takes the words after the name and returns an exit status, what it does)
 COMMANDS = {
-    "serve": ("jaxspec.serve.server", "main", "an OpenAI-compatible server"),
-    "bench": ("jaxspec.bench.__main__", "main", "benchmarks: speculation against plain decoding"),
+    "serve": ("jaxspec.serve.server", "an OpenAI-compatible server"),
+    "bench": ("jaxspec.bench.__main__", "benchmarks: speculation against plain decoding"),
 }
 
 
@@ -15,8 +15,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand. Returns its exit status, or 2 when there is no such command."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in COMMANDS:
-        module, function, _ = COMMANDS[words[0]]
-        return getattr(importlib.import_module(module), function)(words[1:])
+        return importlib.import_module(COMMANDS[words[0]][0]).main(words[1:])
     if words[:1] == ["--version"]:
         from importlib.metadata import version
 
@@ -25,10 +24,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked_for_help = not words or words[0] in ("-h", "--help", "help")
     if not asked_for_help:
         print(f"jaxspec: no command {words[0]!r}", file=sys.stderr)
-    lines = ["usage: jaxspec COMMAND …", "", *(f"  {name:<8} {entry[2]}" for name, entry in COMMANDS.items())]
-    print(
-        "\n".join([*lines, "", "jaxspec COMMAND --help says more."]), file=sys.stdout if asked_for_help else sys.stderr
-    )
+    listed = [f"  {name:<8} {what}" for name, (_, what) in COMMANDS.items()]
+    lines = ["usage: jaxspec COMMAND …", "", *listed, "", "jaxspec COMMAND --help says more."]
+    print("\n".join(lines), file=sys.stdout if asked_for_help else sys.stderr)
     return 0 if asked_for_help else 2
 
 

@@ -10,7 +10,8 @@ Axis letters, everywhere: an array's name ends in its axes, in this order.
     V  vocabulary                      H  head size
     P  pages in the pool               S  slots in a page
     M  pages a row may hold            C  tokens a row may hold
-    R  flattened verified positions, B * J
+    R  flattened verified positions, B * J; in the engine's row tables, their rows
+    W  stop ids a row may have
 """
 
 from dataclasses import dataclass

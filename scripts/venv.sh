@@ -1,6 +1,6 @@
 # Sourced by demo.sh and test.sh: brings .venv up to a requirements list, and only when something changed.
 #
-#   prepare_venv LIST    LIST is run or test: requirements/LIST.txt
+#   prepare_venv LIST    LIST is run, test or dev: requirements/LIST.txt
 #
 # What was installed is remembered in .venv/LIST.stamp as a digest of the files it came from.
 

@@ -45,7 +45,8 @@ def commit_block(progress: Progress, token_ids: Iterable[int]) -> Cut:
 
     After each token, in this order: its text and the stop strings in it; while fewer than min_tokens are there nothing
     but the length ends a sequence; EOS; stop token ids; a stop string; the length. The token that ended a sequence is
-    kept among its ids. Its text is not shown if it is EOS or a stop id (unless include_stop_str_in_output).
+    kept among its ids. Its text is not shown if it is EOS or a stop id (unless include_stop_str_in_output). A stop
+    string must end beyond the first min_tokens tokens, not with them: vLLM's rule.
     """
     kept, text = [], ""
     for token_id in token_ids:

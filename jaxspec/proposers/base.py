@@ -48,7 +48,10 @@ class HostProposer(Protocol):
     num_tokens: int
 
     def observe(self, request_id: str, prompt_token_ids: Sequence[int], output_token_ids: Sequence[int]) -> None:
-        """Committed tokens of a request, after its prefill and after every round."""
+        """All committed tokens of a request, after its prefill and after every round.
+
+        An id names one answer: of a request with n > 1 each has its own.
+        """
         ...
 
     def propose(self, request_ids: Sequence[str]) -> list[list[int]]:
@@ -56,7 +59,7 @@ class HostProposer(Protocol):
         ...
 
     def finish(self, request_id: str) -> None:
-        """The request is over; its state may go."""
+        """The request is over, perhaps before it was ever observed; its state may go."""
         ...
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from jaxspec.cache.pages import slots_of
 from jaxspec.config.model import ModelConfig
 from jaxspec.models.base import Family, Tokens
+from jaxspec.pallas_kernels.rejection.api import Implementation
 from jaxspec.proposers.base import Proposer, RowView
-from jaxspec.rejection.verify import verify
+from jaxspec.rejection.verify import Rule, verify
 from jaxspec.sampling.min_tokens import mask_stop_ids
 from jaxspec.step.state import Batch, DecodeState, RoundOutput
 from jaxspec.types import Drafts, Verdict
@@ -22,9 +23,9 @@ class Target(NamedTuple):
 
     family: Family
     config: ModelConfig
-    rule: Literal["standard", "coupled"]
-    implementation: Literal["auto", "reference", "pallas"]
-    platform: str  # the mesh's: "cpu", "tpu", "cuda", …
+    rule: Rule
+    implementation: Implementation
+    platform: str  # the mesh's: "cpu", "gpu" or "tpu"
 
 
 def row_view(state: DecodeState, batch: Batch) -> RowView:

@@ -315,9 +315,7 @@ def _gumbel(key_lo, key_hi, ids):
     """-log(-log u) with u from the first word of Threefry-2x32, 20 rounds, of (key, (id, 0)); in int32 arithmetic."""
     keys = (key_lo, key_hi, key_lo ^ key_hi ^ jnp.int32(0x1BD11BDA))
     a, b = ids + key_lo, jnp.full(ids.shape, key_hi, jnp.int32)
-    for group, rotations in enumerate(((13, 15, 26, 6), (17, 29, 16, 24)) * 3):
-        if group == 5:
-            break
+    for group, rotations in enumerate((((13, 15, 26, 6), (17, 29, 16, 24)) * 3)[:5]):
         for left in rotations:
             a = a + b
             b = a ^ (lax.shift_left(b, jnp.int32(left)) | lax.shift_right_logical(b, jnp.int32(32 - left)))
