@@ -65,7 +65,10 @@ def forward(weights: Weights, config: ModelConfig, tokens: Tokens, pool: jax.Arr
         hidden_BTD f32, after the final norm, and the pool.
     """
     pages_a_layer = pool.shape[0] // config.num_layers
-    x_BTD = weights["embed"][tokens.token_ids_BT].astype(jnp.float32)
+    # The barrier ties the table to the ids: XLA on CPU looks bfloat16 rows up in a converted table, and would convert
+    # the whole of it ahead of any loop that it does not vary in, such as a drafter's steps.
+    embed_VD, token_ids_BT = jax.lax.optimization_barrier((weights["embed"], tokens.token_ids_BT))
+    x_BTD = embed_VD[token_ids_BT].astype(jnp.float32)
     frequencies = rope_frequencies(config.rope, config.head_dim)
     cos, sin = rope_tables(tokens.positions_BT, frequencies)
 
