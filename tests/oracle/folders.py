@@ -18,6 +18,7 @@ def write_llama(
     vocab_size: int = 32,
     num_layers: int = 2,
     hidden_size: int = 16,
+    intermediate_size: int = 32,
     max_position_embeddings: int = 128,
     eos_token_id: int | list[int] | None = None,
     spread: float = 0.3,
@@ -25,7 +26,7 @@ def write_llama(
 ) -> Path:
     """A Llama folder: 4 heads over 2 key heads, untied; the wider the spreads, the surer its distributions."""
     rng = np.random.default_rng(seed)
-    size, ffn = 4, 2 * hidden_size
+    size, ffn = 4, intermediate_size
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
