@@ -8,6 +8,7 @@ from jaxspec.engine.outputs import CompletionOutput as CompletionOutput
 from jaxspec.engine.outputs import RequestOutput as RequestOutput
 from jaxspec.errors import CapacityError as CapacityError
 from jaxspec.errors import ConfigError as ConfigError
+from jaxspec.errors import EngineDeadError as EngineDeadError
 from jaxspec.errors import JaxspecError as JaxspecError
 from jaxspec.errors import RequestError as RequestError
 from jaxspec.errors import WeightsError as WeightsError

@@ -17,6 +17,10 @@ class CapacityError(JaxspecError):
     """A request or plan that needs more rows, pages or memory than there are."""
 
 
+class EngineDeadError(JaxspecError):
+    """The engine's thread has ended, or has not begun; nothing is answered."""
+
+
 class RequestError(JaxspecError):
     """A request that is refused; `param` names the field at fault, as OpenAI's errors do."""
 

@@ -3,9 +3,10 @@
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from jaxspec import ConfigError, Engine, SamplingParams
+from jaxspec import ConfigError, Engine, RequestError, SamplingParams
 from tests.lossless.engines import make_engine
 
 TINY = Path(__file__).resolve().parent / "data" / "goldens" / "tiny" / "llama"
@@ -57,6 +58,12 @@ def test_parameters_at_their_ends(engine):
     plain = {"seed": 3, "max_tokens": 6, "ignore_eos": True}
     assert ids_of(engine, SamplingParams(top_k=2**62, **plain)) == ids_of(engine, SamplingParams(**plain))
     assert len(ids_of(engine, SamplingParams(max_tokens=None, min_tokens=2**62))) == LIMIT - 5
+
+
+@pytest.mark.parametrize("ids", ["abc", None, {1: 2}, np.int32(3), np.array(3), np.zeros((2, 2), int)])
+def test_what_is_no_list_of_ids_is_called_so(engine, ids):
+    with pytest.raises(RequestError, match="must be a list of token ids"):
+        engine.generate({"prompt_token_ids": ids}, GREEDY, use_tqdm=False)
 
 
 def test_a_second_trace_compiles_nothing(engine):

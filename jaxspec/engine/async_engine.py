@@ -14,7 +14,7 @@ from jaxspec.engine.build import build
 from jaxspec.engine.core import EngineCore
 from jaxspec.engine.outputs import RequestOutput
 from jaxspec.engine.request import Prompt
-from jaxspec.errors import JaxspecError
+from jaxspec.errors import EngineDeadError, JaxspecError
 from jaxspec.metrics.acceptance import log_line
 from jaxspec.metrics.prometheus import EngineMetrics
 from jaxspec.sampling.params import SamplingParams
@@ -23,10 +23,6 @@ from jaxspec.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 LOG_EVERY_S = 10.0
-
-
-class EngineDeadError(JaxspecError):
-    """The engine's thread has ended; nothing more will be answered."""
 
 
 @dataclass(eq=False)
@@ -117,7 +113,7 @@ class AsyncEngine:
         """
         client = _Client(asyncio.get_running_loop())
         if not self.is_ready or not self._ask(lambda core: self._add(core, request_id, prompt, params, client), client):
-            raise EngineDeadError("the engine is not running")
+            raise EngineDeadError("the engine is not running; start one and wait until it is ready")
         is_open = True
         try:
             while is_open:
@@ -159,7 +155,7 @@ class AsyncEngine:
 
     def _built(self) -> EngineCore:
         if self._core is None:
-            raise EngineDeadError("the engine is not ready")
+            raise EngineDeadError("the engine is not ready; start it and wait until it is")
         return self._core
 
     def _run(self) -> None:
@@ -214,7 +210,7 @@ class AsyncEngine:
 
     def _drain(self) -> None:
         """Tell everyone who waits, and whose command was not taken any more."""
-        error = EngineDeadError("the engine has stopped")
+        error = EngineDeadError("the engine has stopped; its log says why")
         for client in self._clients.values():
             client.send(error)
         self._clients.clear()

@@ -88,9 +88,11 @@ def check_prompt_token_ids(token_ids: Any, *, vocab_size: int, max_model_len: in
     """Token ids as the engine needs them.
 
     Raises:
-        RequestError: not a non-empty list of ids of the vocabulary, or no room for even one token of an answer.
+        RequestError: not a list of ids of the vocabulary, none at all, or no room for even one token of an answer.
     """
-    if not isinstance(token_ids, (list, tuple, np.ndarray)) or len(token_ids) == 0:
+    if not isinstance(token_ids, (list, tuple)) and not (isinstance(token_ids, np.ndarray) and token_ids.ndim == 1):
+        raise RequestError(f"prompt_token_ids must be a list of token ids, got {token_ids!r:.100}", param="prompt")
+    if len(token_ids) == 0:
         raise RequestError(
             "a prompt must hold at least one token; an empty one has nothing to continue", param="prompt"
         )

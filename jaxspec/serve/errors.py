@@ -8,8 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxspec.engine.async_engine import EngineDeadError
-from jaxspec.errors import CapacityError, RequestError
+from jaxspec.errors import CapacityError, EngineDeadError, RequestError
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxspec import SamplingParams
+from jaxspec import EngineDeadError, SamplingParams
 from jaxspec.engine import async_engine
-from jaxspec.engine.async_engine import AsyncEngine, EngineDeadError
+from jaxspec.engine.async_engine import AsyncEngine
 
 
 class HeldCore:
