@@ -12,6 +12,7 @@ logger = logging.getLogger(__name__)
 
 MAX_SPECULATIVE_TOKENS = 128
 DEFAULT_LOOKUP = 5
+MAX_LOOKUP = 128  # the matcher unrolls a step for each token of a suffix
 
 # Spellings people bring along, and what they mean here.
 METHOD_ALIASES = {"[ngram]": "ngram", "ngram_gpu": "ngram"}
@@ -72,7 +73,10 @@ class SpeculativeConfig(StrictConfig):
         ge=1, le=MAX_SPECULATIVE_TOKENS, description="drafts a row in a round, in tokens; required"
     )
     prompt_lookup_max: int = Field(
-        DEFAULT_LOOKUP, ge=1, description="ngram: longest suffix looked up, in tokens; 5, or prompt_lookup_min"
+        DEFAULT_LOOKUP,
+        ge=1,
+        le=MAX_LOOKUP,
+        description="ngram: longest suffix looked up, in tokens; 5, or prompt_lookup_min",
     )
     prompt_lookup_min: int = Field(
         DEFAULT_LOOKUP, ge=1, description="ngram: shortest suffix looked up, in tokens; 5, or prompt_lookup_max"

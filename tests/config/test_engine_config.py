@@ -59,6 +59,7 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
         (NGRAM | {"num_speculative_tokens": True}, "True"),
         (NGRAM | {"prompt_lookup_min": 5, "prompt_lookup_max": 2}, "prompt_lookup_min=5"),
         (NGRAM | {"prompt_lookup_min": 0}, "prompt_lookup_min"),
+        (NGRAM | {"prompt_lookup_max": 129}, "less than or equal to 128"),
         (NGRAM | {"model": "some/model"}, "loads no model"),
         (NGRAM | {"prompt_lookup_maxx": 2}, "did you mean 'prompt_lookup_max'"),
         (NGRAM | {"tensor_parallel_size": 2}, "draft_tensor_parallel_size"),
