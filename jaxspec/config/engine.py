@@ -26,7 +26,7 @@ class EngineConfig(StrictConfig):
         "trust_remote_code": False,
         "hf_overrides": None,
         "chat_template": None,
-        "generation_config": "auto",
+        "generation_config": "vllm",  # the model's own sampling defaults are not applied
         "enforce_eager": False,
         "disable_log_stats": False,
         "swap_space": 0,

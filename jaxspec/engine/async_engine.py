@@ -14,7 +14,7 @@ from jaxspec.engine.build import build
 from jaxspec.engine.core import EngineCore
 from jaxspec.engine.outputs import RequestOutput
 from jaxspec.engine.request import Prompt
-from jaxspec.errors import EngineDeadError, JaxspecError
+from jaxspec.errors import EngineDeadError
 from jaxspec.metrics.acceptance import log_line
 from jaxspec.metrics.prometheus import EngineMetrics
 from jaxspec.sampling.params import SamplingParams
@@ -203,7 +203,7 @@ class AsyncEngine:
     def _add(self, core: EngineCore, request_id: str, prompt: Prompt, params: SamplingParams, client: _Client) -> None:
         try:
             core.add_request(request_id, prompt, params)
-        except JaxspecError as error:
+        except Exception as error:  # refused, or never foreseen: this request's fault, and no other's
             client.send(error)
         else:
             self._clients[request_id] = client

@@ -74,7 +74,8 @@ def _commit_token(progress: Progress, token_id: int) -> str:
     if progress.detokenizer is not None and (not ended_by_id or params.include_stop_str_in_output):
         text, hit = progress._stops.push(progress.detokenizer.push([token_id]), armed=num_output > params.min_tokens)
         if hit is not None:
-            progress.finish_reason, progress.stop_reason = "stop", progress.stop_reason or hit
+            if not ended_by_id:
+                progress.finish_reason, progress.stop_reason = "stop", hit
             return text
     if progress.finish_reason is None and num_output >= progress.max_output_tokens:
         progress.finish_reason = "length"

@@ -10,12 +10,13 @@ import numpy as np
 from jaxspec.engine.build import EngineParts
 from jaxspec.engine.commit import Progress
 from jaxspec.engine.request import Prompt, Request, Sequence, check_prompt_token_ids
-from jaxspec.errors import CapacityError, RequestError
+from jaxspec.errors import CapacityError, ConfigError, RequestError
 from jaxspec.keys import request_key
 from jaxspec.metrics.acceptance import AcceptanceStats
 from jaxspec.metrics.prometheus import EngineMetrics
 from jaxspec.rejection.rows import parse_output
 from jaxspec.sampling.params import SamplingParams
+from jaxspec.sampling.table import table_row
 from jaxspec.scheduler.request import SequenceState
 from jaxspec.scheduler.scheduler import Scheduler
 from jaxspec.step import pack
@@ -128,6 +129,7 @@ class EngineCore:
             if not sequence.is_finished:
                 sequence.progress.finish_reason = "abort"
                 self._release(sequence)
+                self._observe_on_host(request, sequence)
         self._close_if_finished(request)
         self._report_load()
         return request
@@ -166,7 +168,8 @@ class EngineCore:
             self.state, output = self._programs.verify_commit(self._weights, self.state, batch, drafts)
             packed_RBX = np.asarray(output.packed_BX)[None]
         else:
-            num_rounds = 1 if self.scheduler.num_waiting else self._programs.shapes.max_rounds
+            # Prompts that wait, or wait for their next chunk, wait for one round at most.
+            num_rounds = self._programs.shapes.max_rounds if self.scheduler.only_decodes else 1
             self.state, output = self._programs.decode_rounds(self._weights, self.state, batch, num_rounds)
             packed_RBX = np.asarray(output.packed_BX)
         now = time.monotonic()
@@ -178,9 +181,12 @@ class EngineCore:
             ):
                 # Without a token the round did not run; the device may also run on after a stop string.
                 if block and not sequence.is_finished:
-                    self._commit(request, sequence, block, num_drafted, num_accepted)
                     request.first_token_time = request.first_token_time or now
                     touched[request.request_id] = request
+                    self._commit(request, sequence, block, num_drafted, num_accepted)
+        # The host proposer is told last: should it raise, every row has its tokens.
+        for request, sequence in rows:
+            self._observe_on_host(request, sequence)
 
     def _pack(self, states: SequenceOf[SequenceState]) -> Batch:
         shapes = self._programs.shapes
@@ -197,7 +203,6 @@ class EngineCore:
     ) -> None:
         cut = sequence.commit(block, num_drafted, num_accepted)
         self.metrics.observe_round(num_drafted, num_accepted, len(cut.token_ids))
-        self._observe_on_host(request, sequence)
         if sequence.is_finished:
             self._release(sequence)
             self._close_if_finished(request)
@@ -208,7 +213,10 @@ class EngineCore:
         K = self._programs.shapes.num_host_drafts
         guesses = self._host_proposer.propose(sequence_ids)
         if len(guesses) != len(sequence_ids) or any(len(guess) > K for guess in guesses):
-            raise RuntimeError(f"a host proposer must give one list of at most {K} ids for each request, got {guesses}")
+            raise ConfigError(
+                f"a host proposer must give one list of at most {K} ids for each of {len(sequence_ids)} requests, got "
+                f"{guesses!r:.200}; correct its `propose`"
+            )
         if not any(guesses):
             K = 0
         token_ids_BK = np.full((bucket_rows, K), -1, np.int32)
@@ -219,7 +227,12 @@ class EngineCore:
         return Drafts(token_ids_BK=token_ids_BK, counts_B=counts_B)  # pyright: ignore[reportArgumentType]
 
     def _observe_on_host(self, request: Request, sequence: Sequence) -> None:
-        if self._host_proposer is not None:
+        """Tell the host proposer what is committed, or that it was the last."""
+        if self._host_proposer is None:
+            return
+        if sequence.is_finished:
+            self._host_proposer.finish(sequence.state.sequence_id)
+        else:
             self._host_proposer.observe(
                 sequence.state.sequence_id, request.prompt_token_ids, sequence.progress.token_ids
             )
@@ -245,11 +258,7 @@ class EngineCore:
             min_len=state.num_prompt_tokens + params.min_tokens,
             max_len=state.max_len,
             stop_ids=list(dict.fromkeys((*eos_ids, *(params.stop_token_ids or ())))),
-            temperature=params.temperature,
-            top_k=max(params.top_k, 0),
-            top_p=params.top_p,
-            min_p=params.min_p,
-            key=sequence.key,
+            sampling=table_row(params, sequence.key),
         )
 
     def _report_load(self) -> None:
@@ -263,8 +272,6 @@ class EngineCore:
     def _release(self, sequence: Sequence) -> None:
         self.scheduler.finish(sequence.state)
         del self._sequences[sequence.state.sequence_id]
-        if self._host_proposer is not None:
-            self._host_proposer.finish(sequence.state.sequence_id)
 
     def _close_if_finished(self, request: Request) -> None:
         if not request.is_finished:

@@ -173,6 +173,9 @@ def _gguf_table(config: ModelConfig) -> NameTable:
             table[here + "qkv_bias"] = TensorSource(tuple(f"{n}.bias" for n in qkv), (q_rows, k_rows, None))
         if config.o_bias:
             table[here + "o_bias"] = TensorSource((there + "attn_output.bias",))
+        if config.mlp_bias:
+            table[here + "gate_up_bias"] = TensorSource((there + "ffn_gate.bias", there + "ffn_up.bias"))
+            table[here + "down_bias"] = TensorSource((there + "ffn_down.bias",))
         if config.qk_norm:
             table[here + "q_norm"] = TensorSource((there + "attn_q_norm.weight",))
             table[here + "k_norm"] = TensorSource((there + "attn_k_norm.weight",))

@@ -21,21 +21,18 @@ def neutral_table(num_rows: int) -> SamplingTable:
     )
 
 
-def table_row(*, temperature: float, top_k: int, top_p: float, min_p: float, key: np.ndarray) -> SamplingTable:
-    """One row in plain numpy, its columns without their B; values as `SamplingParams` tidied them, key u32[2]."""
+def table_row(params: SamplingParams, key: np.ndarray) -> SamplingTable:
+    """One row in plain numpy, its columns without their B; key u32[2]."""
     return SamplingTable(
-        temperature_B=np.float32(temperature),  # pyright: ignore[reportArgumentType]
-        top_k_B=np.int32(min(top_k, 2**31 - 1)),  # pyright: ignore[reportArgumentType]
-        top_p_B=np.float32(top_p),  # pyright: ignore[reportArgumentType]
-        min_p_B=np.float32(min_p),  # pyright: ignore[reportArgumentType]
+        temperature_B=np.float32(params.temperature),  # pyright: ignore[reportArgumentType]
+        top_k_B=np.int32(min(params.top_k, 2**31 - 1)),  # pyright: ignore[reportArgumentType]
+        top_p_B=np.float32(params.top_p),  # pyright: ignore[reportArgumentType]
+        min_p_B=np.float32(params.min_p),  # pyright: ignore[reportArgumentType]
         key_B2=np.asarray(key, np.uint32),  # pyright: ignore[reportArgumentType]
     )
 
 
 def make_table(params: Sequence[SamplingParams], key_B2: np.ndarray | jax.Array) -> SamplingTable:
     """One row for each request's parameters, with the keys given (u32, `keys.request_key`)."""
-    rows = [
-        table_row(temperature=one.temperature, top_k=one.top_k, top_p=one.top_p, min_p=one.min_p, key=key)
-        for one, key in zip(params, np.asarray(key_B2), strict=True)
-    ]
+    rows = [table_row(one, key) for one, key in zip(params, np.asarray(key_B2), strict=True)]
     return jax.tree.map(lambda *column: jnp.asarray(np.stack(column)), *rows)

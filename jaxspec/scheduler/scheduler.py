@@ -53,6 +53,11 @@ class Scheduler:
         return tuple(self._decoding)
 
     @property
+    def only_decodes(self) -> bool:
+        """Whether no prompt waits for a row or for its next chunk."""
+        return not self._waiting and not self._prefilling
+
+    @property
     def has_work(self) -> bool:
         return bool(self._waiting or self._prefilling or self._decoding)
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxspec.errors import RequestError
-from jaxspec.sampling.table import table_row
 from jaxspec.step.prefill import Admission, Chunk
 from jaxspec.step.state import MAX_STOP_IDS, Batch
+from jaxspec.types import SamplingTable
 
 
 def bucket_of(size: int, buckets: Sequence[int]) -> int:
@@ -64,13 +64,9 @@ def pack_admission(
     min_len: int,
     max_len: int,
     stop_ids: Sequence[int],
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
-    key: np.ndarray,
+    sampling: SamplingTable,
 ) -> Admission:
-    """A request's row.
+    """A request's row; sampling: `sampling.table.table_row`.
 
     Raises:
         RequestError: more stop ids than the device table holds.
@@ -90,5 +86,5 @@ def pack_admission(
         # min_tokens may be any number; beyond max_len all mean the same.
         lengths_3=np.array([len(prompt_token_ids), min(min_len, max_len), max_len], np.int32),  # pyright: ignore[reportArgumentType]
         stop_ids_W=stops,  # pyright: ignore[reportArgumentType]
-        sampling=table_row(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, key=key),
+        sampling=sampling,
     )

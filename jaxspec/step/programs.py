@@ -14,6 +14,8 @@ import numpy as np
 from tqdm import tqdm
 
 from jaxspec.proposers.base import Proposer
+from jaxspec.sampling.params import SamplingParams
+from jaxspec.sampling.table import table_row
 from jaxspec.step import pack, rounds
 from jaxspec.step.compiles import compile_count
 from jaxspec.step.prefill import Admission, Chunk, admit, prefill
@@ -123,9 +125,14 @@ def _program_list(target: Target, proposer: Proposer, shapes: Shapes, weights: A
         return lambda: jax.jit(function, donate_argnums=donate).lower(*args)
 
     admission = pack.pack_admission(
-        row=0, prompt_token_ids=[], max_model_len=shapes.max_model_len, min_len=0, max_len=0, stop_ids=[],
-        temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, key=np.zeros(2, np.uint32),
-    )  # fmt: skip
+        row=0,
+        prompt_token_ids=[],
+        max_model_len=shapes.max_model_len,
+        min_len=0,
+        max_len=0,
+        stop_ids=[],
+        sampling=table_row(SamplingParams(), np.zeros(2, np.uint32)),
+    )
     yield "admit", lower(admit, 0, state, admission)
 
     chunk = pack.pack_chunk(0, 0, 0, [], shapes.pages_per_row)

@@ -75,7 +75,8 @@ def verify_only(
     view = row_view(state, batch)
     K = drafts.token_ids_BK.shape[1]
     # The last position yields a token of its own, so a row with r tokens to go can use r - 1 drafts.
-    counts_B = jnp.where(view.is_active_B, jnp.clip(drafts.counts_B, 0, view.max_len_B - view.len_B - 1), 0)
+    room_B = jnp.minimum(view.max_len_B - view.len_B - 1, K)
+    counts_B = jnp.where(view.is_active_B, jnp.clip(drafts.counts_B, 0, room_B), 0)
     drafts = dataclasses.replace(drafts, counts_B=counts_B)
 
     with jax.named_scope("verify"):
