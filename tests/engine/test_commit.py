@@ -137,3 +137,16 @@ def test_random_answers_do_not_depend_on_blocks(tokenizer):
         assert outcomes[0] == outcomes[1] == outcomes[2]
         assert len(outcomes[0][0]) <= max_output
         assert outcomes[0][2] is not None or len(outcomes[0][0]) == 30
+
+
+@pytest.mark.parametrize(
+    ("given", "eos", "reason"),
+    [
+        ({"stop_token_ids": [0]}, (), 0),  # an id that is falsy is an id all the same
+        ({}, (0,), None),  # EOS has no stop reason
+    ],
+)
+def test_an_id_that_ends_the_answer_outranks_a_stop_string_its_own_text_completes(tokenizer, given, eos, reason):
+    params = {"stop": "\x00", "include_stop_str_in_output": True} | given
+    progress, _ = run(tokenizer, [65, 0, 66], 3, eos=eos, **params)
+    assert (progress.token_ids, progress.finish_reason, progress.stop_reason) == ([65, 0], "stop", reason)
