@@ -1,0 +1,125 @@
+"""Device. Every member of a family of interchangeable things, small, for the suites that all of them must pass."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.cache.pages import pool_shape
+from jaxspec.config.hf import model_config_from_hf
+from jaxspec.models.base import random_weights
+from jaxspec.models.registry import family_of
+from jaxspec.proposers.base import no_proposer
+from jaxspec.proposers.draft_model import draft_model
+from jaxspec.proposers.ngram import ngram
+from jaxspec.step.compiles import compile_count
+from jaxspec.step.rounds import Target
+from jaxspec.step.state import initial_state
+from tests.lossless.engines import QUICK_COMPILE
+from tests.lossless.replay import replay_proposer
+
+V, K, MAX_LEN, PAGE_SIZE, ROWS = 20, 3, 24, 4, 3
+NUM_PAGES = ROWS * MAX_LEN // PAGE_SIZE
+
+CONFIG = model_config_from_hf(
+    {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 8,
+        "intermediate_size": 12,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": MAX_LEN,
+        "vocab_size": V,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+    },
+    None,
+    [],
+)
+FAMILY = family_of(CONFIG.family)
+DRAFT = functools.partial(
+    draft_model,
+    FAMILY,
+    CONFIG,
+    num_tokens=K,
+    max_model_len=MAX_LEN,
+    pool_shape=pool_shape(CONFIG, NUM_PAGES, PAGE_SIZE),
+    pool_dtype=jnp.float32,
+)
+PROPOSERS = {
+    "none": no_proposer,
+    "ngram": lambda: ngram(num_tokens=K, min_n=1, max_n=3, max_model_len=MAX_LEN),
+    "ngram, latest": lambda: ngram(num_tokens=K, min_n=1, max_n=3, max_model_len=MAX_LEN, match_rule="latest"),
+    "draft_model": lambda: DRAFT(sample_method="greedy"),
+    "draft_model of one": lambda: DRAFT(sample_method="greedy", num_tokens=1),
+    "probabilistic": lambda: DRAFT(sample_method="probabilistic"),
+    "replay": lambda: replay_proposer(K, MAX_LEN),
+}
+
+
+@functools.cache
+def make_proposer(name: str):
+    return PROPOSERS[name]()
+
+
+def make_target(rule="coupled"):
+    return Target(FAMILY, CONFIG, rule, "reference", "cpu")
+
+
+@functools.cache
+def make_weights():
+    specs = FAMILY.specs(CONFIG, np.float32)
+    weights = {"target": random_weights(specs, 0), "draft": random_weights(specs, 1)}
+    # Norms of one and weights of 0.02 say nothing in particular; louder weights give drafts that differ.
+    return jax.tree.map(lambda leaf: leaf if leaf.ndim == 1 else leaf * 20, weights)
+
+
+def make_state(proposer):
+    """Empty rows over pools of NaN."""
+    pool = jnp.full(pool_shape(CONFIG, NUM_PAGES, PAGE_SIZE), jnp.nan)
+    state = proposer.init(ROWS + 1)
+    state = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan) if leaf.dtype == jnp.float32 else leaf, state)
+    return initial_state(max_rows=ROWS, max_model_len=MAX_LEN, pool=pool, proposer_state=state)
+
+
+def pages_of(row: int) -> list[int]:
+    """Pages of a row: never those of another, and in no order."""
+    return [(7 * (row + ROWS * index)) % NUM_PAGES for index in range(MAX_LEN // PAGE_SIZE)]
+
+
+def shapes_of(tree):
+    """Structure, shapes and dtypes."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, [(leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)) for leaf in leaves]
+
+
+def quickly(function, **options):
+    """`jax.jit` without XLA's optimizations."""
+    return jax.jit(function, compiler_options=QUICK_COMPILE, **options)
+
+
+def check_step(function, donated: int, *args):
+    """Calls a step function twice, its state threaded and donated; returns the second call's result.
+
+    The state must come back as it went in, the first must be gone, and the second call must not compile.
+    """
+    step = quickly(function, donate_argnums=donated)
+    args = list(args)
+    before = args[donated] = jax.tree.map(jnp.array, args[donated])  # copies: donation eats what it is given
+    wanted = shapes_of(before)
+    result = step(*args)
+    for _ in range(2):
+        state = result[0] if isinstance(result, tuple) else result
+        assert shapes_of(state) == wanted
+        args[donated] = state
+        count = compile_count()
+        result = jax.block_until_ready(step(*args))
+        assert compile_count() == count
+    # What XLA could not reuse would live on beside its successor.
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before))
+    return result

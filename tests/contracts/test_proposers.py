@@ -1,0 +1,174 @@
+"""Device. What every proposer owes: well-formed guesses, from its row's committed tokens alone, and its state back."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.cache.pages import slots_of
+from jaxspec.models.base import Tokens
+from jaxspec.proposers.base import RowView
+from jaxspec.types import SamplingTable
+from tests.contracts.members import (
+    MAX_LEN,
+    PAGE_SIZE,
+    PROPOSERS,
+    ROWS,
+    V,
+    check_step,
+    make_proposer,
+    make_state,
+    make_weights,
+    pages_of,
+    quickly,
+)
+from tests.lossless.replay import ReplayTable, Script, make_table
+
+HISTORY = np.array([[1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 5, 5] * 2, [7] * 24, [3, 9] * 12])
+
+
+@pytest.fixture(scope="module", params=PROPOSERS)
+def proposer(request):
+    return make_proposer(request.param)
+
+
+@pytest.fixture(scope="module")
+def state(proposer):
+    state = make_state(proposer).proposer
+    if isinstance(state, ReplayTable):
+        state = make_table([Script(history.tolist()) for history in HISTORY], MAX_LEN)
+    return state
+
+
+def tokens_of(row, start, end):
+    """One row's prompt [start, end), padded to the longest there is."""
+    t_1T = np.arange(MAX_LEN, dtype=np.int32)[None]
+    positions_1T = np.where(t_1T < end - start, start + t_1T, -1)
+    pages_1M = np.array([pages_of(row)], np.int32)
+    return Tokens(
+        token_ids_BT=jnp.asarray(HISTORY[row][np.maximum(positions_1T, 0)], jnp.int32),
+        positions_BT=jnp.asarray(positions_1T),
+        slots_BT=slots_of(jnp.asarray(positions_1T), jnp.asarray(pages_1M), PAGE_SIZE),
+        pages_BM=jnp.asarray(pages_1M),
+    )
+
+
+def view_of(rows, lengths, *, active=None, garbage=0, max_len=MAX_LEN):
+    """The rows' view, with `garbage` behind their committed tokens."""
+    history = np.where(np.arange(MAX_LEN) < np.array(lengths)[:, None], HISTORY[rows], garbage)
+    B = len(rows)
+    table = SamplingTable(
+        temperature_B=jnp.asarray([float(row == 1) for row in rows], jnp.float32),
+        top_k_B=jnp.zeros(B, jnp.int32),
+        top_p_B=jnp.ones(B, jnp.float32),
+        min_p_B=jnp.zeros(B, jnp.float32),
+        key_B2=jnp.asarray([[row, 3] for row in rows], jnp.uint32),
+    )
+    return RowView(
+        rows_B=jnp.asarray(rows, jnp.int32),
+        is_active_B=jnp.asarray(active if active is not None else [True] * B),
+        history_BC=jnp.asarray(history, jnp.int32),
+        len_B=jnp.asarray(lengths, jnp.int32),
+        max_len_B=jnp.full(B, max_len, jnp.int32),
+        pages_BM=jnp.asarray([pages_of(row) for row in rows], jnp.int32),
+        table=table,
+    )
+
+
+@functools.cache
+def programs(proposer):
+    return quickly(proposer.prefill), quickly(proposer.propose)
+
+
+HIDDEN = np.full((1, MAX_LEN, 8), np.nan, np.float32)
+
+
+def filled(proposer, state, lengths):
+    """The state once all but the last token of each row's first `lengths` went through prefill, in two chunks."""
+    prefill, _ = programs(proposer)
+    for row, length in enumerate(lengths):
+        for start, end in ((0, (length - 1) // 2), ((length - 1) // 2, length - 1)):
+            state = prefill(make_weights(), state, np.array([row], np.int32), tokens_of(row, start, end), HIDDEN)
+    return state
+
+
+def guess(proposer, state, view):
+    drafts, _ = programs(proposer)[1](make_weights(), state, view)
+    return np.asarray(drafts.token_ids_BK), np.asarray(drafts.counts_B), drafts.logits_BKV
+
+
+LENGTHS = [9, 12, 7]
+
+
+def test_the_state_comes_back_as_it_went(proposer, state):
+    def propose(weights, state, view):
+        drafts, state = proposer.propose(weights, state, view)
+        return state, drafts
+
+    if jax.tree.leaves(state):
+        tokens = tokens_of(1, 0, 4)
+        check_step(proposer.prefill, 1, make_weights(), state, np.array([1], np.int32), tokens, HIDDEN)
+    check_step(propose, 1, make_weights(), filled(proposer, state, LENGTHS), view_of([0, 1, 2], LENGTHS))
+
+
+def test_guesses_have_the_form_of_drafts(proposer, state):
+    ids_BK, counts_B, logits = guess(proposer, filled(proposer, state, LENGTHS), view_of([0, 1, 2], LENGTHS))
+    K = proposer.num_tokens
+    assert (ids_BK.shape, ids_BK.dtype, counts_B.shape, counts_B.dtype) == ((3, K), np.int32, (3,), np.int32)
+    assert (counts_B >= min(K, 1)).all()  # these histories repeat, so that everyone has something to say
+    is_draft_BK = np.arange(K) < counts_B[:, None]
+    assert ((ids_BK >= 0) == is_draft_BK).all()
+    assert (ids_BK < V).all()
+    if logits is not None:
+        assert (logits.shape, logits.dtype) == ((3, K, V), jnp.float32)
+        assert np.isfinite(logits).all()
+
+
+def test_rows_that_are_not_active_say_nothing_and_keep_their_state(proposer, state):
+    state = filled(proposer, state, LENGTHS)
+    view = view_of([0, 1, 2], LENGTHS, active=[True, False, True])
+    drafts, after = programs(proposer)[1](make_weights(), state, view)
+    assert int(drafts.counts_B[1]) == 0
+    assert (np.asarray(drafts.token_ids_BK)[1] == -1).all()
+    # Row 1, woken up, says what it would have said.
+    only = [False, True, False]
+    woken, _, _ = guess(proposer, after, view_of([0, 1, 2], LENGTHS, active=only))
+    asked, _, _ = guess(proposer, state, view_of([0, 1, 2], LENGTHS, active=only))
+    np.testing.assert_array_equal(woken, asked)
+
+
+def test_a_row_does_not_depend_on_its_place_or_neighbours(proposer, state):
+    state = filled(proposer, state, LENGTHS)
+    together, _, _ = guess(proposer, state, view_of([0, 1, 2], LENGTHS))
+    permuted, _, _ = guess(proposer, state, view_of([2, 0, 1], [LENGTHS[row] for row in (2, 0, 1)]))
+    np.testing.assert_array_equal(permuted, together[[2, 0, 1]])
+    for row in range(ROWS):
+        is_row = [other == row for other in range(ROWS)]
+        alone, _, _ = guess(proposer, state, view_of([0, 1, 2], LENGTHS, active=is_row))
+        np.testing.assert_array_equal(alone[row], together[row])
+
+
+@pytest.mark.parametrize("garbage", [-1, 1, 7, 2**31 - 1])
+def test_what_stands_behind_the_committed_tokens_does_not_matter(proposer, state, garbage):
+    state = filled(proposer, state, LENGTHS)
+    clean, clean_counts, _ = guess(proposer, state, view_of([0, 1, 2], LENGTHS))
+    ids_BK, counts_B, _ = guess(proposer, state, view_of([0, 1, 2], LENGTHS, garbage=garbage))
+    np.testing.assert_array_equal(ids_BK, clean)
+    np.testing.assert_array_equal(counts_B, clean_counts)
+
+
+@pytest.mark.parametrize("length", [MAX_LEN - 3, MAX_LEN - 2, MAX_LEN - 1, MAX_LEN])
+def test_nothing_is_guessed_past_the_models_length(proposer, state, length):
+    lengths = [length] * 3
+    ids_BK, counts_B, _ = guess(proposer, filled(proposer, state, lengths), view_of([0, 1, 2], lengths))
+    assert (counts_B <= MAX_LEN - length).all()
+    assert ((ids_BK >= 0) == (np.arange(proposer.num_tokens) < counts_B[:, None])).all()
+
+
+def test_one_token_rows(proposer, state):
+    state = filled(proposer, state, [1, 1, 1])
+    ids_BK, counts_B, _ = guess(proposer, state, view_of([0, 1, 2], [1, 1, 1]))
+    assert ((ids_BK >= 0) == (np.arange(proposer.num_tokens) < counts_B[:, None])).all()
+    assert (ids_BK < V).all()

@@ -1,0 +1,123 @@
+"""Device. What every step function owes: a state of the same structure, shapes and dtypes, donated, compiled once."""
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec.step import pack, rounds
+from jaxspec.step.prefill import admit, prefill
+from jaxspec.types import Drafts
+from tests.contracts.members import (
+    MAX_LEN,
+    PAGE_SIZE,
+    ROWS,
+    V,
+    check_step,
+    make_proposer,
+    make_state,
+    make_target,
+    make_weights,
+    pages_of,
+    quickly,
+)
+
+PAGES_PER_ROW = MAX_LEN // PAGE_SIZE
+
+
+def admission(row, temperature=0.0):
+    return pack.pack_admission(
+        row=row, prompt_token_ids=[1, 2, 3, 1, 2], max_model_len=MAX_LEN, min_len=6, max_len=MAX_LEN, stop_ids=[19],
+        temperature=temperature, top_k=3, top_p=0.9, min_p=0.01, key=np.array([row, 7], np.uint32),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["none", "ngram", "draft_model", "probabilistic"])
+def proposer(request):
+    return make_proposer(request.param)
+
+
+@pytest.fixture(scope="module")
+def ready(proposer):
+    """(weights, state, batch): two rows with a prompt, one greedy and one sampled, and a padded row."""
+    weights, state = make_weights(), make_state(proposer)
+    bring_in, fill = quickly(admit), quickly(functools.partial(prefill, make_target(), proposer, 4))
+    for row in range(2):
+        state = bring_in(state, admission(row, temperature=float(row)))
+        state = fill(weights, state, pack.pack_chunk(row, 0, 4, pages_of(row), PAGES_PER_ROW))
+    return weights, state, pack.pack_batch([1, 0], [pages_of(1), pages_of(0)], 3, ROWS, PAGES_PER_ROW)
+
+
+def check_output(packed, num_tokens):
+    """Each row's tokens, -1 behind them, then drafts and accepted; the padded row says nothing."""
+    packed = np.asarray(packed).reshape(-1, 3, num_tokens + 3)
+    ids, counts, accepted = packed[..., : num_tokens + 1], packed[..., -2], packed[..., -1]
+    assert (ids < V).all()
+    assert ((ids >= 0) == (np.arange(num_tokens + 1) < (ids >= 0).sum(axis=-1)[..., None])).all()
+    assert ((accepted >= 0) & (accepted <= counts) & (counts <= num_tokens)).all()
+    assert (ids[:, 2] == -1).all()
+    assert (counts[:, 2] == 0).all()
+    assert (ids[0, :2, 0] >= 0).all()
+
+
+def test_admit(proposer):
+    check_step(admit, 0, make_state(proposer), admission(1))
+
+
+@pytest.mark.parametrize("num_tokens", [0, 4])
+def test_prefill(proposer, num_tokens):
+    run = functools.partial(prefill, make_target(), proposer, 4)
+    chunk = pack.pack_chunk(1, 0, num_tokens, pages_of(1), PAGES_PER_ROW)
+    check_step(run, 1, make_weights(), make_state(proposer), chunk)
+
+
+@pytest.mark.parametrize("max_rounds", [1, 3])
+def test_decode_rounds(proposer, ready, max_rounds):
+    weights, state, batch = ready
+    run = functools.partial(rounds.decode_rounds, make_target(), proposer, max_rounds)
+    _, output = check_step(run, 1, weights, state, batch, np.int32(max_rounds))
+    assert output.packed_BX.shape == (max_rounds, 3, proposer.num_tokens + 3)
+    check_output(output.packed_BX, proposer.num_tokens)
+
+
+def test_the_split_pair(proposer, ready):
+    """propose, then verify_commit: each keeps the state's form, and propose changes the proposer's part alone."""
+    weights, state, batch = ready
+
+    def propose(weights, state, batch):
+        drafts, state = rounds.propose(proposer, weights, state, batch)
+        return state, drafts
+
+    after, drafts = check_step(propose, 1, weights, state, batch)
+    for name in ("history_RC", "len_R", "is_finished_R", "pool"):
+        np.testing.assert_array_equal(getattr(after, name), getattr(state, name))
+    run = functools.partial(rounds.verify_commit, make_target())
+    _, output = check_step(run, 1, weights, after, batch, drafts)
+    check_output(output.packed_BX, proposer.num_tokens)
+
+
+def test_all_ways_to_run_a_round_agree(proposer, ready):
+    """The fused round, the split pair and the traced three, from one state: the same tokens."""
+    weights, state, batch = ready
+    target = make_target()
+    _, fused = quickly(functools.partial(rounds.decode_round, target, proposer))(weights, state, batch)
+    drafts, proposed = quickly(functools.partial(rounds.propose, proposer))(weights, state, batch)
+    _, split = quickly(functools.partial(rounds.verify_commit, target))(weights, proposed, batch, drafts)
+    verify = quickly(functools.partial(rounds.verify_only, target))
+    verdict, verified, counts_B, logits_BJV = verify(weights, proposed, batch, drafts)
+    _, traced = quickly(rounds.commit)(verified, batch, verdict, counts_B)
+    assert logits_BJV.shape == (3, proposer.num_tokens + 1, V)
+    np.testing.assert_array_equal(fused.packed_BX, split.packed_BX)
+    np.testing.assert_array_equal(fused.packed_BX, traced.packed_BX)
+
+
+@pytest.mark.parametrize("rule", ["coupled", "standard"])
+@pytest.mark.parametrize("count", [0, 2])
+def test_verification_of_drafts_from_the_host(rule, count):
+    state = make_state(make_proposer("none"))
+    batch = pack.pack_batch([1, 0], [pages_of(1), pages_of(0)], 3, ROWS, PAGES_PER_ROW)
+    drafts = Drafts(token_ids_BK=jnp.zeros((3, count), jnp.int32), counts_B=jnp.asarray([count, 0, 0], jnp.int32))
+    run = functools.partial(rounds.verify_commit, make_target(rule))
+    _, output = check_step(run, 1, make_weights(), state, batch, drafts)
+    assert output.packed_BX.shape == (3, count + 3)
