@@ -39,10 +39,10 @@ class Pager:
         self.pool = jnp.full(pool_shape(self.config, 2 * num_rows * num_pages, page_size), jnp.nan, pool_dtype)
         self.len_B = np.zeros(num_rows, int)
 
-    def feed(self, rows, pad_to: int = 1):
+    def feed(self, rows, pad_to: int = 1, keep=None):
         """Runs the next tokens of each row (a list a row, which may be empty), padded to at least `pad_to`.
 
-        Returns: (hidden, logits) a row, of its own tokens only.
+        Returns: (hidden, logits) a row, of its own tokens only; of those a row's slice in `keep` selects, if given.
         """
         T = max(pad_to, *map(len, rows))
         ids_BT = np.zeros((len(rows), T), np.int32)
@@ -56,9 +56,14 @@ class Pager:
             slots_BT[b, :n] = page_n * self.page_size + position_n % self.page_size
             self.len_B[b] += n
         tokens = Tokens(token_ids_BT=ids_BT, positions_BT=positions_BT, slots_BT=slots_BT, pages_BM=self.pages_BM)
-        hidden, logits, self.pool = _forward(self.family, self.config, self.weights, self.pool, tokens)
-        assert np.isfinite(hidden).all(), "padding must stay finite"
-        return [(np.asarray(hidden)[b, : len(row)], np.asarray(logits)[b, : len(row)]) for b, row in enumerate(rows)]
+        hidden_BTD, self.pool = _forward(self.family, self.config, self.weights, self.pool, tokens)
+        hidden_BTD = np.asarray(hidden_BTD)
+        assert np.isfinite(hidden_BTD).all(), "padding must stay finite"
+        if keep is None:
+            logits_BTV = np.asarray(_logits(self.family, self.config, self.weights, hidden_BTD))
+            return [(hidden_BTD[b, : len(row)], logits_BTV[b, : len(row)]) for b, row in enumerate(rows)]
+        kept = [hidden_BTD[b, : len(row)][keep[b]] for b, row in enumerate(rows)]
+        return [(h, np.asarray(_logits(self.family, self.config, self.weights, h[None]))[0]) for h in kept]
 
     def rewind(self, row: int, num_tokens: int) -> None:
         """Forget a row's last tokens: their keys stay in the pool, beyond its length."""
@@ -67,5 +72,9 @@ class Pager:
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
 def _forward(family, config, weights, pool, tokens):
-    hidden_BTD, pool = family.forward(weights, config, tokens, pool)
-    return hidden_BTD, family.logits(weights, config, hidden_BTD), pool
+    return family.forward(weights, config, tokens, pool)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _logits(family, config, weights, hidden_BTD):
+    return family.logits(weights, config, hidden_BTD)
