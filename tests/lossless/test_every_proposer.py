@@ -31,6 +31,7 @@ def make_requests(seed: int):
     requests = []
     for index, length in enumerate((5, 1, 16, 4, 33, 17, 2, 18, 9, 15)):
         piece = rng.integers(0, VOCAB_SIZE, 6)
+        piece[0] = index  # a replay drafter knows a prompt by its tokens, even one of a single token
         prompt = np.concatenate([piece, rng.integers(0, VOCAB_SIZE, 3), piece, rng.integers(0, VOCAB_SIZE, 40)])
         params = {"max_tokens": (14, 9, 20)[index % 3] if length != 33 else None, "ignore_eos": True}
         params |= SAMPLED[index % 4] | {"seed": 100 + index} if index % 3 == 1 else {"temperature": 0.0}
