@@ -12,6 +12,8 @@ from jaxspec.errors import EngineDeadError as EngineDeadError
 from jaxspec.errors import JaxspecError as JaxspecError
 from jaxspec.errors import RequestError as RequestError
 from jaxspec.errors import WeightsError as WeightsError
+from jaxspec.proposers.base import HostProposer as HostProposer
+from jaxspec.proposers.base import Proposer as Proposer
 from jaxspec.sampling.params import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"

@@ -17,6 +17,7 @@ from jaxspec.engine.request import Prompt
 from jaxspec.errors import EngineDeadError
 from jaxspec.metrics.acceptance import log_line
 from jaxspec.metrics.prometheus import EngineMetrics
+from jaxspec.proposers.base import HostProposer, Proposer
 from jaxspec.sampling.params import SamplingParams
 from jaxspec.text.tokenizer import Tokenizer
 
@@ -53,8 +54,10 @@ class AsyncEngine:
     Commands reach the thread through one queue and are taken between steps.
     """
 
-    def __init__(self, config: EngineConfig):
+    def __init__(self, config: EngineConfig, *, proposer: Proposer | HostProposer | None = None):
+        """config: as the user gave it; proposer: your own drafter, with method "custom"."""
         self._config = config
+        self._proposer = proposer
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         self._asking = threading.Lock()  # so that no command enters the queue once the thread has stopped
         self._clients: dict[str, _Client] = {}  # touched by the engine's thread alone
@@ -160,7 +163,7 @@ class AsyncEngine:
 
     def _run(self) -> None:
         try:
-            core = EngineCore(build(self._config))
+            core = EngineCore(build(self._config, custom_proposer=self._proposer))
             self._core = core
             self._ready.set()
             logger.info("ready")

@@ -117,7 +117,11 @@ def logits(weights: Weights, config: ModelConfig, hidden_BTD: jax.Array) -> jax.
 
 def name_table(config: ModelConfig, source: str) -> NameTable:
     """Where each parameter lies in a Hugging Face folder ("hf") or a GGUF file ("gguf")."""
-    return NameTable(_hf_sources(config), (r".*\.rotary_emb\.inv_freq",)) if source == "hf" else _gguf_table(config)
+    if source == "gguf":
+        return _gguf_table(config)
+    # Old files keep rotary buffers; some fine-tunes of tied models keep a head, which the tie overrules.
+    unread = (r".*\.rotary_emb\.inv_freq", *((r"lm_head\.weight",) if config.tie_word_embeddings else ()))
+    return NameTable(_hf_sources(config), unread)
 
 
 def _hf_sources(config: ModelConfig) -> dict[str, TensorSource]:

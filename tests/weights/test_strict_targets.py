@@ -86,6 +86,11 @@ def test_a_head_that_is_missing_is_tied_and_old_buffers_may_stay(mutate):
     load_folder(mutate("llama", {}, {"model.layers.0.self_attn.rotary_emb.inv_freq": zeros(6)}))
 
 
+def test_a_stored_head_gives_way_to_the_tie(mutate):
+    weights = load_folder(mutate("llama", {}, {"lm_head.weight": zeros(128, 48)}))  # its config says tied
+    assert "head" not in weights
+
+
 def test_random_bytes_in_the_head_never_half_load_a_model(mutate):
     folder = mutate("llama")
     path = folder / "model.safetensors"
