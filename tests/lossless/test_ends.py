@@ -123,7 +123,7 @@ def masked_continuation(oracle, prompt, num_tokens, min_tokens, stops):
 
 def test_min_tokens_keeps_stop_ids_out_of_every_position_of_a_block(replay, folder, cases):
     oracle = NumpyLlama(folder)
-    for beyond in (0, 1, 3):
+    for beyond in (-1, 0, 1, 3):  # with -1 the minimum is reached just before the stop, which then counts
         answers = []
         for prompt, _, end in cases:
             answers.append(masked_continuation(oracle, prompt, NUM_TOKENS, end + 1 + beyond, {30, EOS}))
@@ -137,6 +137,6 @@ def test_min_tokens_keeps_stop_ids_out_of_every_position_of_a_block(replay, fold
         ]
         outputs = engine.generate([{"prompt_token_ids": prompt} for prompt, _, _ in cases], params, use_tqdm=False)
         for output, answer, (_, plain, end) in zip(outputs, answers, cases, strict=True):
-            assert answer[: end + 1] != plain.token_ids[: end + 1]
+            assert (answer[: end + 1] == plain.token_ids[: end + 1]) == (beyond < 0)
             assert output.outputs[0].token_ids == answer
             assert output.metrics.speculative_decoding["num_accepted_draft_tokens"] > 0
