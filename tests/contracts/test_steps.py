@@ -6,6 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.sampling.params import SamplingParams
+from jaxspec.sampling.table import table_row
 from jaxspec.step import pack, rounds
 from jaxspec.step.prefill import admit, prefill
 from jaxspec.types import Drafts
@@ -27,9 +29,10 @@ PAGES_PER_ROW = MAX_LEN // PAGE_SIZE
 
 
 def admission(row, temperature=0.0):
+    params = SamplingParams(temperature=temperature, top_k=3, top_p=0.9, min_p=0.01)
     return pack.pack_admission(
         row=row, prompt_token_ids=[1, 2, 3, 1, 2], max_model_len=MAX_LEN, min_len=6, max_len=MAX_LEN, stop_ids=[19],
-        temperature=temperature, top_k=3, top_p=0.9, min_p=0.01, key=np.array([row, 7], np.uint32),
+        sampling=table_row(params, np.array([row, 7], np.uint32)),
     )  # fmt: skip
 
 
