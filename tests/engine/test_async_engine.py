@@ -64,6 +64,10 @@ def num_used(engine) -> int:
     return engine._core.scheduler.allocator.num_used
 
 
+def num_aborted(engine) -> int:
+    return engine.metrics.snapshot()["vllm:request_success"].get("abort", 0)
+
+
 def wait_until(is_true):
     deadline = time.monotonic() + WAIT_S
     while not is_true():
@@ -109,11 +113,13 @@ def test_leaving_frees_the_pages_while_others_go_on(engine, oracle):
         await leave_after(2, "leaves-2")
         return await stays
 
+    before = num_aborted(engine)
     outputs = run(both())
     assert_says(outputs[-1].outputs[0].token_ids, continuation(oracle, PROMPT["prompt_token_ids"], 50))
     wait_until(lambda: num_used(engine) == 0)
     run(leave_after(1, "leaves-1"))  # its id is free again
     wait_until(lambda: num_used(engine) == 0 and not engine._core.has_work)
+    assert num_aborted(engine) - before == 3  # ended where they stood, not run to their end
     assert not engine._clients
 
 
@@ -126,8 +132,10 @@ def test_a_cancelled_task_aborts(engine):
         with pytest.raises(asyncio.CancelledError):
             await task
 
+    before = num_aborted(engine)
     run(cancelled())
     wait_until(lambda: num_used(engine) == 0 and not engine._clients)
+    assert num_aborted(engine) - before == 1
 
 
 def test_abort_by_name_ends_the_stream_with_what_there_is(engine, oracle):
