@@ -52,6 +52,23 @@ def engine(spoken):
     assert not engine.is_healthy
 
 
+def slow_down(engine, monkeypatch):
+    """A pace at which one can act in the middle of an answer, however busy the machine is."""
+    step = engine._core.step
+
+    def slow_step():
+        time.sleep(0.02)
+        return step()
+
+    monkeypatch.setattr(engine._core, "step", slow_step)
+    return engine
+
+
+@pytest.fixture
+def slow(engine, monkeypatch):
+    return slow_down(engine, monkeypatch)
+
+
 def run(coroutine):
     return asyncio.run(asyncio.wait_for(coroutine, WAIT_S))
 
@@ -100,50 +117,50 @@ def test_many_at_once_are_answered_as_one_alone(engine, oracle):
         assert_says(outputs[-1].outputs[0].token_ids, continuation(oracle, ids, 14))
 
 
-def test_leaving_frees_the_pages_while_others_go_on(engine, oracle):
+def test_leaving_frees_the_pages_while_others_go_on(slow, oracle):
     async def leave_after(count, name):
-        stream = engine.generate(PROMPT, LONG, name)
+        stream = slow.generate(PROMPT, LONG, name)
         for _ in range(count):
             await anext(stream)
         await stream.aclose()
 
     async def both():
-        stays = asyncio.create_task(collect(engine, PROMPT, LONG, "stays"))
+        stays = asyncio.create_task(collect(slow, PROMPT, LONG, "stays"))
         await leave_after(1, "leaves-1")
         await leave_after(2, "leaves-2")
         return await stays
 
-    before = num_aborted(engine)
+    before = num_aborted(slow)
     outputs = run(both())
     assert_says(outputs[-1].outputs[0].token_ids, continuation(oracle, PROMPT["prompt_token_ids"], 50))
-    wait_until(lambda: num_used(engine) == 0)
+    wait_until(lambda: num_used(slow) == 0)
     run(leave_after(1, "leaves-1"))  # its id is free again
-    wait_until(lambda: num_used(engine) == 0 and not engine._core.has_work)
-    assert num_aborted(engine) - before == 3  # ended where they stood, not run to their end
-    assert not engine._clients
+    wait_until(lambda: num_used(slow) == 0 and not slow._core.has_work)
+    assert num_aborted(slow) - before == 3  # ended where they stood, not run to their end
+    assert not slow._clients
 
 
-def test_a_cancelled_task_aborts(engine):
+def test_a_cancelled_task_aborts(slow):
     async def cancelled():
-        task = asyncio.create_task(collect(engine, PROMPT, LONG, "cancelled"))
-        wait = asyncio.get_running_loop().run_in_executor(None, wait_until, lambda: num_used(engine) > 0)
+        task = asyncio.create_task(collect(slow, PROMPT, LONG, "cancelled"))
+        wait = asyncio.get_running_loop().run_in_executor(None, wait_until, lambda: num_used(slow) > 0)
         await wait
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    before = num_aborted(engine)
+    before = num_aborted(slow)
     run(cancelled())
-    wait_until(lambda: num_used(engine) == 0 and not engine._clients)
-    assert num_aborted(engine) - before == 1
+    wait_until(lambda: num_used(slow) == 0 and not slow._clients)
+    assert num_aborted(slow) - before == 1
 
 
-def test_abort_by_name_ends_the_stream_with_what_there_is(engine, oracle):
+def test_abort_by_name_ends_the_stream_with_what_there_is(slow, oracle):
     async def aborted():
         outputs = []
-        async for output in engine.generate(PROMPT, LONG, "named"):
+        async for output in slow.generate(PROMPT, LONG, "named"):
             outputs.append(output)
-            engine.abort("named")
+            slow.abort("named")
         return outputs
 
     last = run(aborted())[-1]
@@ -152,7 +169,7 @@ def test_abort_by_name_ends_the_stream_with_what_there_is(engine, oracle):
     kept = last.outputs[0].token_ids
     assert kept == continuation(oracle, PROMPT["prompt_token_ids"], 50).token_ids[: len(kept)]
     assert len(kept) < 50
-    engine.abort("nobody")
+    slow.abort("nobody")
 
 
 def test_a_refusal_reaches_its_asker_alone(engine):
@@ -168,12 +185,12 @@ def test_a_refusal_reaches_its_asker_alone(engine):
     assert engine.is_healthy
 
 
-def test_an_id_in_use_is_refused_and_its_owner_keeps_its_stream(engine):
+def test_an_id_in_use_is_refused_and_its_owner_keeps_its_stream(slow):
     async def twice():
-        first = engine.generate(PROMPT, LONG, "same")
+        first = slow.generate(PROMPT, LONG, "same")
         await anext(first)
         with pytest.raises(RequestError, match="in use"):
-            await collect(engine, PROMPT, GREEDY, "same")
+            await collect(slow, PROMPT, GREEDY, "same")
         return [output async for output in first]
 
     assert run(twice())[-1].outputs[0].finish_reason == "length"
@@ -195,15 +212,15 @@ def test_two_event_loops_in_two_threads(engine, oracle):
         assert_says(ids, continuation(oracle, PROMPT["prompt_token_ids"], 14))
 
 
-def test_a_loop_that_closes_under_its_request_harms_nobody(engine):
+def test_a_loop_that_closes_under_its_request_harms_nobody(slow):
     loop = asyncio.new_event_loop()
-    stream = engine.generate(PROMPT, LONG, "orphan")
+    stream = slow.generate(PROMPT, LONG, "orphan")
     loop.run_until_complete(anext(stream))
     loop.close()
-    assert run(collect(engine, PROMPT, GREEDY, "after the orphan"))[-1].finished
-    engine.abort("orphan")
-    wait_until(lambda: not engine._core.has_work)
-    assert engine.is_healthy
+    assert run(collect(slow, PROMPT, GREEDY, "after the orphan"))[-1].finished
+    slow.abort("orphan")
+    wait_until(lambda: not slow._core.has_work)
+    assert slow.is_healthy
 
 
 def test_what_it_shows(engine):
@@ -212,8 +229,8 @@ def test_what_it_shows(engine):
     assert engine.metrics.snapshot()["vllm:generation_tokens"] > 0
 
 
-def test_shutdown_ends_open_requests_with_an_error(spoken):
-    engine = start(spoken)
+def test_shutdown_ends_open_requests_with_an_error(spoken, monkeypatch):
+    engine = slow_down(start(spoken), monkeypatch)
 
     async def open_at_the_end():
         stream = engine.generate(PROMPT, LONG, "open")
@@ -231,7 +248,7 @@ def test_shutdown_ends_open_requests_with_an_error(spoken):
 
 
 def test_a_failure_of_the_thread_reaches_every_client(spoken, monkeypatch):
-    engine = start(spoken)
+    engine = slow_down(start(spoken), monkeypatch)
 
     def fail():
         raise RuntimeError("device lost")
@@ -255,7 +272,7 @@ def test_a_failure_of_the_thread_reaches_every_client(spoken, monkeypatch):
 
 def test_who_asks_while_the_thread_dies_is_told(spoken, monkeypatch):
     """Commands that were queued and never taken: their askers must not wait for ever."""
-    engine = start(spoken)
+    engine = slow_down(start(spoken), monkeypatch)
     failing = threading.Event()
 
     def fail():
