@@ -1,12 +1,9 @@
-"""Host. One spoken model, and engines over it, for the tests of the engine's surfaces."""
+"""Host. One model that speaks, for the tests of the engine's surfaces."""
 
 import pytest
 
-from tests.lossless.engines import make_engine, ngram
 from tests.oracle.folders import add_tokenizer, write_like, write_llama
 from tests.oracle.llama import NumpyLlama
-
-K = 3
 
 
 @pytest.fixture(scope="session")
@@ -23,8 +20,3 @@ def drafter(spoken):
 @pytest.fixture(scope="session")
 def oracle(spoken):
     return NumpyLlama(spoken)
-
-
-@pytest.fixture(scope="package")
-def engine(spoken):
-    return make_engine(spoken, ngram(K))

@@ -10,11 +10,11 @@ from jaxspec import AsyncEngine, EngineConfig, RequestError, SamplingParams
 from jaxspec.engine import build
 from jaxspec.errors import JaxspecError
 from jaxspec.step import programs
-from tests.engine.conftest import K
 from tests.lossless import engines
 from tests.lossless.engines import ngram
 from tests.oracle.llama import assert_says, continuation
 
+K = 3
 GREEDY = SamplingParams(temperature=0, max_tokens=14)
 LONG = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True)
 PROMPT = {"prompt_token_ids": [1, 2, 3, 1, 2]}

@@ -6,12 +6,18 @@ import numpy as np
 import pytest
 
 from jaxspec import ConfigError, Engine, RequestError, SamplingParams
-from tests.engine.conftest import K
 from tests.lossless.engines import custom, draft_model, make_engine, ngram
 from tests.lossless.replay import HostReplay, Script
+from tests.oracle.folders import write_llama
 from tests.oracle.llama import assert_says, continuation
 
+K = 3
 GREEDY = SamplingParams(temperature=0, max_tokens=14)
+
+
+@pytest.fixture(scope="module")
+def engine(spoken):
+    return make_engine(spoken, ngram(K))
 
 
 def test_results_in_vllms_shape_and_in_order(engine, oracle):
@@ -230,8 +236,6 @@ def test_a_drafter_of_ones_own_and_its_config_must_agree(spoken, config, propose
 
 
 def test_a_draft_of_another_vocabulary_is_refused(spoken, tmp_path):
-    from tests.oracle.folders import write_llama
-
     other = write_llama(tmp_path / "other", seed=0, vocab_size=40)
     with pytest.raises(ConfigError, match="vocabulary of 40 must equal the target's 32"):
         make_engine(spoken, draft_model(K, other))

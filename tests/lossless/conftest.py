@@ -2,10 +2,9 @@
 
 import pytest
 
+from tests.lossless.engines import VOCAB_SIZE
 from tests.oracle.folders import write_like, write_llama
 from tests.oracle.llama import NumpyLlama
-
-VOCAB_SIZE = 32
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ from jaxspec.engine import build
 from jaxspec.engine.engine import Engine
 from jaxspec.step import programs
 
+VOCAB_SIZE = 32
 MAX_MODEL_LEN = 64
 NUM_ROWS = 3
 CHUNK_TOKENS = 16

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from jaxspec import CapacityError, RequestError, SamplingParams
-from tests.lossless.conftest import VOCAB_SIZE
-from tests.lossless.engines import MAX_MODEL_LEN, draft_model, make_engine, ngram
+from tests.lossless.engines import MAX_MODEL_LEN, VOCAB_SIZE, draft_model, make_engine, ngram
 from tests.oracle.llama import assert_says, continuation
 
 GREEDY = {"temperature": 0, "ignore_eos": True}

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from jaxspec import SamplingParams
-from tests.lossless.conftest import VOCAB_SIZE
-from tests.lossless.engines import MAX_MODEL_LEN, custom, make_engine
+from tests.lossless.engines import MAX_MODEL_LEN, VOCAB_SIZE, custom, make_engine
 from tests.lossless.replay import HostReplay, Script, replay_proposer, set_scripts
 from tests.oracle.folders import write_llama
 from tests.oracle.llama import NumpyLlama, assert_says, continuation

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from jaxspec import SamplingParams
-from tests.lossless.conftest import VOCAB_SIZE
-from tests.lossless.engines import MAX_MODEL_LEN, custom, draft_model, make_engine, ngram
+from tests.lossless.engines import MAX_MODEL_LEN, VOCAB_SIZE, custom, draft_model, make_engine, ngram
 from tests.lossless.replay import HostReplay, Script, replay_proposer, set_scripts
 from tests.oracle.llama import assert_says, continuation, row_of
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from jaxspec import SamplingParams
-from tests.lossless.conftest import VOCAB_SIZE
-from tests.lossless.engines import draft_model, make_engine, ngram
+from tests.lossless.engines import VOCAB_SIZE, draft_model, make_engine, ngram
 
 K = 3
 METHODS = ("plain", "ngram coupled", "ngram standard", "draft_model", "probabilistic")

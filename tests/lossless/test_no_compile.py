@@ -6,8 +6,7 @@ import pytest
 
 from jaxspec import SamplingParams
 from jaxspec.step.compiles import compile_count
-from tests.lossless.conftest import VOCAB_SIZE
-from tests.lossless.engines import custom, draft_model, make_engine, ngram
+from tests.lossless.engines import VOCAB_SIZE, custom, draft_model, make_engine, ngram
 from tests.lossless.replay import HostReplay
 from tests.oracle.folders import add_tokenizer, write_llama
 

@@ -10,8 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from jaxspec import SamplingParams
-from tests.lossless.conftest import VOCAB_SIZE
-from tests.lossless.engines import custom, draft_model, make_engine, ngram
+from tests.lossless.engines import VOCAB_SIZE, custom, draft_model, make_engine, ngram
 from tests.lossless.replay import HostReplay, Script, replay_proposer, set_scripts
 from tests.oracle.folders import write_folder
 from tests.oracle.llama import NumpyLlama, assert_says, continuation, row_of

@@ -14,8 +14,7 @@ from jaxspec.models.registry import family_of
 from jaxspec.proposers.base import Proposer
 from jaxspec.proposers.draft_model import draft_model
 from jaxspec.weights.checkpoint import open_checkpoint
-from tests.lossless.conftest import VOCAB_SIZE
-from tests.lossless.engines import custom, make_engine
+from tests.lossless.engines import VOCAB_SIZE, custom, make_engine
 from tests.oracle.folders import write_llama
 from tests.oracle.llama import TIE, NumpyLlama
 

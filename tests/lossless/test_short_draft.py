@@ -1,8 +1,7 @@
 """Device. T14: a drafter whose limit is shorter than the target's stops drafting there, for that request only."""
 
 from jaxspec import SamplingParams
-from tests.lossless.conftest import VOCAB_SIZE
-from tests.lossless.engines import MAX_MODEL_LEN, draft_model, make_engine
+from tests.lossless.engines import MAX_MODEL_LEN, VOCAB_SIZE, draft_model, make_engine
 from tests.lossless.test_every_proposer import histogram_of
 from tests.oracle.llama import assert_says, continuation
 
