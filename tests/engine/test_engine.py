@@ -135,10 +135,10 @@ def test_metrics_count_what_the_answers_say(engine):
     assert metrics["vllm:num_requests_running"] == metrics["vllm:kv_cache_usage_perc"] == 0
 
 
-@pytest.mark.parametrize("method", ["plain", "ngram", "probabilistic", "host"])
+@pytest.mark.parametrize("method", ["ngram", "probabilistic", "host"])
 def test_a_trace_shows_every_round_of_what_generate_says(spoken, drafter, oracle, method):
     host = HostReplay(K)
-    config = {"plain": None, "ngram": ngram(K), "probabilistic": draft_model(K, drafter, "probabilistic")}
+    config = {"ngram": ngram(K), "probabilistic": draft_model(K, drafter, "probabilistic")}
     engine = make_engine(spoken, config.get(method, custom(K)), proposer=host if method == "host" else None)
     prompt = [1, 2, 3, 1, 2, 3]
     answer = continuation(oracle, prompt, 14)

@@ -49,16 +49,15 @@ def engine(request, target, drafter):
     )
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_random_schedules_over_poisoned_pages(engine, target_oracle, seed):
+def test_random_schedules_over_poisoned_pages(engine, target_oracle):
     """Requests come, end and are aborted at random; after every step all that nobody holds is NaN again."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     core, scheduler = engine.core, engine.core.scheduler
     requests, answers, num_steps = {}, {}, 0
     while num_steps < 120 or core.has_work:
         num_steps += 1
         if num_steps < 120 and rng.random() < 0.3:
-            name = f"{seed}-{len(requests)}"
+            name = str(len(requests))
             length = int(rng.choice([1, 3, 4, 5, 15, 16, 17, 30, MAX_LEN - 1]))
             prompt = np.tile(rng.integers(0, VOCAB_SIZE, 6), 10)[:length].tolist()
             params = SamplingParams(temperature=0, max_tokens=int(rng.integers(1, 24)), ignore_eos=True)
@@ -110,7 +109,7 @@ def guarded(target, tmp_path_factory):
     return write_folder(tmp_path_factory.mktemp("guarded") / "model", config, weights)
 
 
-@pytest.mark.parametrize("method", ["plain", "ngram", "draft_model", "probabilistic", "replay", "host"])
+@pytest.mark.parametrize("method", ["plain", "ngram", "probabilistic", "replay", "host"])
 def test_no_sentinel_is_ever_an_index(guarded, target_oracle, method):
     """An embedding row, pages and table rows of NaN where -1 and clamped indices lead; some rounds accept nothing."""
     proposer = None
@@ -119,7 +118,6 @@ def test_no_sentinel_is_ever_an_index(guarded, target_oracle, method):
     config = {
         "plain": None,
         "ngram": ngram(K),
-        "draft_model": draft_model(K, guarded),
         "probabilistic": draft_model(K, guarded, "probabilistic"),
     }.get(method, custom(K))
     # More pages than can be in use: the last of every layer is held by nobody.

@@ -1,8 +1,6 @@
 """Host. Runs a family's forward over a page pool as hostile as a test can make it: shuffled pages, NaN wherever nothing
 was written, padding among the tokens."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,13 +10,14 @@ from jaxspec.models.base import Tokens
 from jaxspec.models.registry import family_of
 from jaxspec.weights.checkpoint import open_checkpoint
 from jaxspec.weights.load import load
+from tests.lossless.engines import QUICK_COMPILE
 
 
-def load_model(path, dtype=np.float32):
-    """(family, config, weights) of a folder or file."""
+def load_model(path):
+    """(family, config, weights) of a folder or file, in float32."""
     with open_checkpoint(path) as checkpoint:
         family = family_of(checkpoint.config.family)
-        specs = family.specs(checkpoint.config, dtype)
+        specs = family.specs(checkpoint.config, np.float32)
         return (
             family,
             checkpoint.config,
@@ -29,15 +28,17 @@ def load_model(path, dtype=np.float32):
 class Pager:
     """Rows of one model in one pool. `feed` may be called with any cut of the rows' tokens."""
 
-    def __init__(self, path, *, num_rows, max_len, page_size, seed=0, dtype=np.float32, pool_dtype=np.float32):
-        self.family, self.config, self.weights = load_model(path, dtype)
+    def __init__(self, path, *, num_rows, max_len, page_size, seed=0, quick=True):
+        """quick: compile without XLA's optimizations, for models that are small."""
+        self.family, self.config, self.weights = load_model(path)
         self.page_size = page_size
         num_pages = -(-max_len // page_size)
         # Twice the pages needed, so that most of the pool stays NaN; two more columns that hold no page.
         ids = np.random.default_rng(seed).permutation(2 * num_rows * num_pages)[: num_rows * num_pages]
         self.pages_BM = np.pad(ids.reshape(num_rows, num_pages), ((0, 0), (0, 2)), constant_values=-1).astype(np.int32)
-        self.pool = jnp.full(pool_shape(self.config, 2 * num_rows * num_pages, page_size), jnp.nan, pool_dtype)
+        self.pool = jnp.full(pool_shape(self.config, 2 * num_rows * num_pages, page_size), jnp.nan, jnp.float32)
         self.len_B = np.zeros(num_rows, int)
+        self._forward, self._logits = _PROGRAMS[quick]
 
     def feed(self, rows, pad_to: int = 1, keep=None):
         """Runs the next tokens of each row (a list a row, which may be empty), padded to at least `pad_to`.
@@ -56,25 +57,32 @@ class Pager:
             slots_BT[b, :n] = page_n * self.page_size + position_n % self.page_size
             self.len_B[b] += n
         tokens = Tokens(token_ids_BT=ids_BT, positions_BT=positions_BT, slots_BT=slots_BT, pages_BM=self.pages_BM)
-        hidden_BTD, self.pool = _forward(self.family, self.config, self.weights, self.pool, tokens)
+        hidden_BTD, self.pool = self._forward(self.family, self.config, self.weights, self.pool, tokens)
         hidden_BTD = np.asarray(hidden_BTD)
         assert np.isfinite(hidden_BTD).all(), "padding must stay finite"
         if keep is None:
-            logits_BTV = np.asarray(_logits(self.family, self.config, self.weights, hidden_BTD))
+            logits_BTV = np.asarray(self._logits(self.family, self.config, self.weights, hidden_BTD))
             return [(hidden_BTD[b, : len(row)], logits_BTV[b, : len(row)]) for b, row in enumerate(rows)]
         kept = [hidden_BTD[b, : len(row)][keep[b]] for b, row in enumerate(rows)]
-        return [(h, np.asarray(_logits(self.family, self.config, self.weights, h[None]))[0]) for h in kept]
+        return [(h, np.asarray(self._logits(self.family, self.config, self.weights, h[None]))[0]) for h in kept]
 
     def rewind(self, row: int, num_tokens: int) -> None:
         """Forget a row's last tokens: their keys stay in the pool, beyond its length."""
         self.len_B[row] -= num_tokens
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
 def _forward(family, config, weights, pool, tokens):
     return family.forward(weights, config, tokens, pool)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
 def _logits(family, config, weights, hidden_BTD):
     return family.logits(weights, config, hidden_BTD)
+
+
+_PROGRAMS = {
+    quick: (
+        jax.jit(_forward, static_argnums=(0, 1), donate_argnums=3, compiler_options=options),
+        jax.jit(_logits, static_argnums=(0, 1), compiler_options=options),
+    )
+    for quick, options in ((True, QUICK_COMPILE), (False, None))
+}
