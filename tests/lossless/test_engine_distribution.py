@@ -16,7 +16,7 @@ from tests.rejection.numpy_reference import Row, kept_logits, softmax
 V, K = 8, 3
 PROMPT = [1, 2, 1]
 NUM_TOKENS = 7
-NUM_ANSWERS = 4000
+NUM_ANSWERS = 3000
 FILTERS = {
     "none": {"temperature": 1.0},
     "all": {"temperature": 0.8, "top_k": 6, "top_p": 0.9, "min_p": 0.02},
