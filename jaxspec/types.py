@@ -36,6 +36,18 @@ class ArraySpec:
 
 
 @struct.dataclass
+class Int8Weight:
+    """A linear map kept as integers: weight = values * scale, a scale an output channel. `linear` multiplies with it.
+
+    dtype is what the products are taken in; every int8 is exact in bfloat16 and in float32.
+    """
+
+    values_oi: jax.Array  # i8, -127..127
+    scale_o: jax.Array  # f32, above 0
+    dtype: str = struct.field(pytree_node=False)  # "bfloat16" or "float32"
+
+
+@struct.dataclass
 class Drafts:
     """What a proposer guessed, at most K tokens a row.
 

@@ -34,12 +34,15 @@ class Family(NamedTuple):
     name_table(config, source) -> NameTable for source "hf" or "gguf".
     forward(weights, config, tokens, pool) -> (hidden_BTD after the final norm f32, pool); pool is [L*P, 2G, S, H].
     logits(weights, config, hidden_BTD) -> logits_BTV f32.
+    int8_names: last words of the paths of parameters that only `linear` reads, which may then be `Int8Weight`s;
+        none means that the family has no int8 form.
     """
 
     specs: Callable[[ModelConfig, Any], Any]
     name_table: Callable[[ModelConfig, str], NameTable]
     forward: Callable[[Weights, ModelConfig, Tokens, jax.Array], tuple[jax.Array, jax.Array]]
     logits: Callable[[Weights, ModelConfig, jax.Array], jax.Array]
+    int8_names: tuple[str, ...] = ()
 
 
 def random_weights(specs: Any, seed: int) -> Weights:

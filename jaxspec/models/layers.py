@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config.model import RopeConfig
+from jaxspec.types import Int8Weight
 
 
 def rms_norm(x_ND: jax.Array, weight_D: jax.Array, eps: float) -> jax.Array:
@@ -15,11 +16,15 @@ def rms_norm(x_ND: jax.Array, weight_D: jax.Array, eps: float) -> jax.Array:
     return x_ND * scale * weight_D.reshape((1,) * (x_ND.ndim - 1) + weight_D.shape)
 
 
-def linear(x_Ni: jax.Array, weight_oi: jax.Array, bias_o: jax.Array | None = None) -> jax.Array:
+def linear(x_Ni: jax.Array, weight_oi: jax.Array | Int8Weight, bias_o: jax.Array | None = None) -> jax.Array:
     """x @ weight.T (+ bias) with float32 accumulation and result; x is rounded to the weight's dtype.
 
     The weight stands on the left: a tenth to a third faster on CPU, and no matter elsewhere (docs/log.md).
+    An int8 weight's scales are applied to the sums, since they are constant along the axis summed over.
     """
+    if isinstance(weight_oi, Int8Weight):
+        out_No = linear(x_Ni, weight_oi.values_oi.astype(weight_oi.dtype)) * weight_oi.scale_o[None, :]
+        return out_No if bias_o is None else out_No + bias_o.astype(jnp.float32)[None, :]
     rows = x_Ni.shape[0]
     x_Ni = x_Ni.astype(weight_oi.dtype)
     is_lone = rows == 1 and weight_oi.dtype == jnp.bfloat16

@@ -195,4 +195,4 @@ def _unpermute(num_heads: int) -> Transform:
     return transform
 
 
-FAMILY = Family(specs, name_table, forward, logits)
+FAMILY = Family(specs, name_table, forward, logits, int8_names=("qkv", "o", "gate_up", "down"))

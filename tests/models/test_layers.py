@@ -10,7 +10,7 @@ from jaxspec.errors import ConfigError
 from jaxspec.models.base import random_weights
 from jaxspec.models.layers import linear, rms_norm
 from jaxspec.models.registry import family_of
-from jaxspec.types import ArraySpec
+from jaxspec.types import ArraySpec, Int8Weight
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
@@ -25,6 +25,18 @@ def test_linear(num_rows, dtype, with_bias):
     assert found.dtype == jnp.float32
     # float32 sums of 48 products; the rounding of x to the weight's dtype is part of the rule
     np.testing.assert_allclose(found, wanted, atol=3e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_linear_with_an_int8_weight(num_rows, dtype):
+    rng = np.random.default_rng(num_rows)
+    x, bias = rng.standard_normal((num_rows, 48)).astype(np.float32), rng.standard_normal(33).astype(np.float32)
+    values, scale = rng.integers(-127, 128, (33, 48), np.int8), rng.uniform(0.1, 2, 33).astype(np.float32)
+    found = jax.jit(linear)(x, Int8Weight(values_oi=values, scale_o=scale, dtype=dtype), bias)
+    weight = values.astype(np.float64) * scale.astype(np.float64)[:, None]
+    wanted = x.astype(dtype).astype(np.float64) @ weight.T + bias
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=3e-3)  # the sums are of numbers near a hundred
 
 
 def test_rms_norm():
