@@ -10,6 +10,7 @@ from jaxspec.errors import WeightsError
 
 # What a checkpoint needs; repositories also hold other formats of the same weights, often larger than the model.
 HUB_FILES = ("*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.txt")
+HUB_PICKLES = ("*.bin", "*.pt")  # asked for only where a repository has no safetensors, as many drafters have none
 HUB_IGNORED = ("original/*", "onnx/*", "runs/*", "consolidated*")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
@@ -64,12 +65,16 @@ def _packaged_file(alias: Alias) -> Path | None:
 def _from_hub(repository: str, name: str) -> Path:
     import huggingface_hub
 
-    try:
+    def fetch(patterns: tuple[str, ...]) -> Path:
         return Path(
             huggingface_hub.snapshot_download(
-                repository, allow_patterns=list(HUB_FILES), ignore_patterns=list(HUB_IGNORED)
+                repository, allow_patterns=list(patterns), ignore_patterns=list(HUB_IGNORED)
             )
         )
+
+    try:
+        folder = fetch(HUB_FILES)
+        return folder if any(folder.glob("*.safetensors")) else fetch(HUB_PICKLES)
     except Exception as error:  # the hub client raises its own errors, httpx's and OSError
         raise WeightsError(
             f"model {name!r} is no path on this machine, and fetching {repository} from the Hugging Face hub failed "

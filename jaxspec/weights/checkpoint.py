@@ -1,10 +1,12 @@
 """Host. One door to a checkpoint: a folder or a file in, its description and an open reader out."""
 
+import math
 import os
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -13,9 +15,10 @@ from jaxspec.config.gguf import ROPE_DIVISORS_NAME, model_config_from_gguf
 from jaxspec.config.hf import model_config_from_hf
 from jaxspec.config.model import ModelConfig
 from jaxspec.errors import WeightsError
+from jaxspec.weights import orbax, safetensors, torch_zip
+from jaxspec.weights.fp8 import DEFAULT_BLOCK, Float8Reader, is_float8, weight_block
 from jaxspec.weights.gguf import GgufReader
 from jaxspec.weights.reader import Reader
-from jaxspec.weights.safetensors import SafetensorsReader
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Checkpoint:
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Opens a .gguf file, or a folder with config.json and safetensors (or with exactly one .gguf file).
+    """Opens a .gguf file, or a folder with config.json and weights (or with exactly one .gguf file).
 
     Raises:
       ConfigError, WeightsError: nothing usable there, or what is there is corrupt or unsupported.
@@ -66,6 +69,50 @@ def find_checkpoint(path: str | os.PathLike[str]) -> Path:
     return files[0]
 
 
+def open_tensors(folder: str | os.PathLike[str], quantization_config: Mapping[str, Any] | None = None) -> Reader:
+    """A reader of whatever weights a folder holds; of several forms Orbax goes before safetensors, and pickles last.
+
+    Args:
+      folder: a model's or a drafter's.
+      quantization_config: what its config.json says under that name.
+
+    Raises:
+      ConfigError, WeightsError: no weights, or they are corrupt or quantised in a way that is not read.
+    """
+    folder = Path(folder)
+    block = weight_block(quantization_config) if quantization_config is not None else DEFAULT_BLOCK
+    if (folder / orbax.INDEX_NAME).is_file():
+        reader: Reader = orbax.OrbaxReader(folder)
+    elif (folder / safetensors.INDEX_NAME).is_file() or any(folder.glob("*.safetensors")):
+        reader = safetensors.SafetensorsReader(folder)
+    elif (folder / torch_zip.INDEX_NAME).is_file() or torch_zip.torch_files(folder):
+        reader = torch_zip.TorchReader(folder)
+    else:
+        raise WeightsError(
+            f"{folder} holds no weights; expected {safetensors.SINGLE_NAME}, {torch_zip.SINGLE_NAME}, either's index "
+            f"or {orbax.INDEX_NAME}"
+        )
+    try:
+        return Float8Reader(reader, block) if is_float8(reader) else reader
+    except WeightsError:
+        reader.close()
+        raise
+
+
+def main_dtype(reader: Reader) -> str:
+    """The dtype that most values have: config.json may be silent or wrong about it.
+
+    A quantised checkpoint counts as bfloat16, which rounds by less than what quantisation has lost already.
+    """
+    if isinstance(reader, Float8Reader) or (isinstance(reader, GgufReader) and reader.is_quantized):
+        return "bfloat16"
+    sizes = Counter[str]()
+    for info in reader.tensors.values():
+        if info.dtype.name in ("float32", "float16", "bfloat16"):
+            sizes[info.dtype.name] += math.prod(info.shape)
+    return sizes.most_common(1)[0][0] if sizes else "float32"
+
+
 def _open_gguf(path: Path) -> Checkpoint:
     reader = GgufReader(path)
     try:
@@ -74,9 +121,7 @@ def _open_gguf(path: Path) -> Checkpoint:
         config = model_config_from_gguf(
             reader.metadata, shapes, None if divisors is None else divisors.reshape(-1).tolist()
         )
-        # bfloat16 rounds by less than what quantisation has lost already.
-        dtype = "bfloat16" if reader.is_quantized else _main_dtype(reader)
-        return Checkpoint(config.model_copy(update={"dtype": dtype}), reader, "gguf", path)
+        return Checkpoint(config.model_copy(update={"dtype": main_dtype(reader)}), reader, "gguf", path)
     except Exception:
         reader.close()
         raise
@@ -86,19 +131,13 @@ def _open_hf(path: Path) -> Checkpoint:
     config = read_json(path / "config.json")
     generation = path / "generation_config.json"
     generation_config = read_json(generation) if generation.is_file() else None
-    reader = SafetensorsReader(path)
+    quantization = config.get("quantization_config")
+    reader = open_tensors(path, quantization if isinstance(quantization, dict) else None)
     try:
+        if isinstance(reader, Float8Reader):  # its scales are applied as it is read
+            config = {key: value for key, value in config.items() if key != "quantization_config"}
         model = model_config_from_hf(config, generation_config, reader.tensors)
-        return Checkpoint(model.model_copy(update={"dtype": _main_dtype(reader)}), reader, "hf", path)
+        return Checkpoint(model.model_copy(update={"dtype": main_dtype(reader)}), reader, "hf", path)
     except Exception:
         reader.close()
         raise
-
-
-def _main_dtype(reader: Reader) -> str:
-    """The dtype that most values have: config.json may be silent or wrong about it."""
-    sizes = Counter[str]()
-    for info in reader.tensors.values():
-        if info.dtype.name in ("float32", "float16", "bfloat16"):
-            sizes[info.dtype.name] += int(np.prod(info.shape))
-    return sizes.most_common(1)[0][0] if sizes else "float32"

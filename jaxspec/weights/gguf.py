@@ -11,7 +11,8 @@ import numpy as np
 
 from jaxspec.config.gguf_header import GgufTensor, read_gguf_header
 from jaxspec.errors import WeightsError
-from jaxspec.weights.reader import TensorInfo, is_shape
+from jaxspec.weights.mapped import MappedFile
+from jaxspec.weights.reader import TensorInfo, check_readable, is_shape
 
 # Values dequantised at a time: small enough to stay in the cache until they are cast, large enough to amortise numpy.
 BLOCK_VALUES = 1 << 18
@@ -47,7 +48,7 @@ class GgufReader:
             for name, tensor in header.tensors.items()
         }
         self._check_extents(header.file_bytes)
-        self._map: np.memmap | None = np.memmap(self.path, np.uint8, "r")
+        self._file: MappedFile | None = MappedFile(self.path)
 
     @property
     def is_quantized(self) -> bool:
@@ -62,21 +63,25 @@ class GgufReader:
         Raises:
           WeightsError: no such tensor, or the reader is closed.
         """
-        if self._map is None:
-            raise WeightsError(f"{self.path} is closed; read tensors before closing the reader")
-        if name not in self.tensors:
-            raise WeightsError(f"{self.path} has no tensor {name!r}; it has {len(self.tensors)} others")
+        check_readable(self.path, self._file is not None, name, self.tensors)
+        assert self._file is not None
         info, (type_name, num_bytes) = self.tensors[name], self._places[name]
         start = self._entries[name].offset
-        data = self._map[start : start + num_bytes]
+        data = self._file.view(start, start + num_bytes)
         if type_name in _PLAIN_DTYPES:
             plain = data.view(info.dtype).reshape(info.shape)
             return plain if dtype is None else plain.astype(dtype, copy=False)
         return _dequantize(data, type_name, info.shape, np.dtype(np.float32) if dtype is None else np.dtype(dtype))
 
+    def release(self, name: str) -> None:
+        """Lets the tensor's pages leave memory; views of it stay valid."""
+        if self._file is not None:
+            start = self._entries[name].offset
+            self._file.release(start, start + self._places[name][1])
+
     def close(self) -> None:
         """Lets go of the file; arrays already read stay valid."""
-        self._map = None
+        self._file = None
 
     def __enter__(self) -> "GgufReader":
         return self

@@ -34,16 +34,23 @@ def load(reader: Reader, specs: Any, table: NameTable, *, put: Put | None = None
       WeightsError: naming every missing, unexpected and misshaped tensor.
     """
     put = put or (lambda array, _: jnp.asarray(array))
+    check(reader, specs, table)
     flat = dict(_flatten(specs, ""))
-    check(reader, flat, table)
     arrays = {}
     for path, spec in flat.items():
         arrays[path] = put(_assemble(reader, table.sources[path], spec), path)
+        for name in table.sources[path].names:
+            reader.release(name)
     return _unflatten(specs, "", arrays)
 
 
-def check(reader: Reader, flat_specs: dict[str, ArraySpec], table: NameTable) -> None:
-    """Raises one WeightsError for everything in which checkpoint, name table and specs disagree."""
+def check(reader: Reader, specs: Any, table: NameTable) -> list[str]:
+    """Raises one WeightsError for everything in which checkpoint, name table and specs disagree.
+
+    Returns:
+      The tensors that the table allows to stay unread.
+    """
+    flat_specs = dict(_flatten(specs, ""))
     missing: list[str] = []
     misshaped: list[str] = []
     used: set[str] = set()
@@ -68,12 +75,10 @@ def check(reader: Reader, flat_specs: dict[str, ArraySpec], table: NameTable) ->
         elif any(_kind(info.dtype) != _kind(np.dtype(spec.dtype)) for info in infos):
             misshaped.append(f"{described} cannot fill {path}, which is {np.dtype(spec.dtype)}")
     missing += [f"no parameter (for the source of {path})" for path in table.sources if path not in flat_specs]
-    ignored = [re.compile(pattern) for pattern in table.ignored]
-    unexpected = [
-        f"{name} {list(info.shape)}"
-        for name, info in reader.tensors.items()
-        if name not in used and not any(pattern.fullmatch(name) for pattern in ignored)
-    ]
+    patterns = [re.compile(pattern) for pattern in table.ignored]
+    unused = [name for name in reader.tensors if name not in used]
+    ignored = {name: None for name in unused if any(pattern.fullmatch(name) for pattern in patterns)}
+    unexpected = [f"{name} {list(reader.tensors[name].shape)}" for name in unused if name not in ignored]
     found = (("missing", missing), ("unexpected", unexpected), ("misshaped", misshaped))
     problems = [f"{kind}: {_listed(items)}" for kind, items in found if items]
     if problems:
@@ -82,6 +87,7 @@ def check(reader: Reader, flat_specs: dict[str, ArraySpec], table: NameTable) ->
             + "\n  ".join(problems)
             + "\nuse a config and weights of the same model, or fetch the checkpoint again"
         )
+    return list(ignored)
 
 
 def _shape_of(source: TensorSource, infos: list[TensorInfo]) -> tuple[int, ...]:

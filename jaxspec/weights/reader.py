@@ -1,11 +1,14 @@
 """Host. What every checkpoint reader offers: a table of tensors, and lazy reads by name."""
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
+
+from jaxspec.errors import WeightsError
 
 MAX_DIMS = 8
 
@@ -23,6 +26,14 @@ def is_shape(sizes: Sequence[int]) -> bool:
     return len(sizes) <= MAX_DIMS and math.prod(max(size, 1) for size in sizes) < 2**48
 
 
+def check_readable(path: str | os.PathLike[str], is_open: bool, name: str, tensors: Mapping[str, TensorInfo]) -> None:
+    """Raises WeightsError where a reader is asked for what it cannot give."""
+    if not is_open:
+        raise WeightsError(f"{path} is closed; read tensors before closing the reader")
+    if name not in tensors:
+        raise WeightsError(f"{path} has no tensor {name!r}; it has {len(tensors)} others")
+
+
 @runtime_checkable
 class Reader(Protocol):
     """An open checkpoint. The table is known at once; bytes are touched only by `read`."""
@@ -38,6 +49,10 @@ class Reader(Protocol):
         Raises:
           WeightsError: the checkpoint has no such tensor, or the reader is closed.
         """
+        ...
+
+    def release(self, name: str) -> None:
+        """Lets the tensor's pages of the file leave memory, once it was used; views of it stay valid."""
         ...
 
     def close(self) -> None:

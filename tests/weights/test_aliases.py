@@ -54,20 +54,23 @@ FILES = {
     "pytorch_model.bin": b"not wanted",
     "onnx/config.json": b"not wanted",
 }
+OLD_FILES = {name: content for name, content in FILES.items() if name != "model.safetensors"}
+REPOSITORIES = {"owner/tiny": FILES, "owner/old": OLD_FILES}
 
 
 class Hub(BaseHTTPRequestHandler):
-    """Enough of the hub's protocol for one repository, owner/tiny."""
+    """Enough of the hub's protocol for a repository with safetensors and one without."""
 
     def do_GET(self):
         path = self.path.split("?")[0]
-        if path.startswith("/api/models/owner/tiny"):
-            listing = {"id": "owner/tiny", "sha": COMMIT, "siblings": [{"rfilename": name} for name in FILES]}
-            tree = [{"type": "file", "path": name, "size": len(FILES[name]), "oid": "0" * 40} for name in FILES]
-            return self.answer(200, json.dumps(tree if "/tree/" in path else listing).encode())
-        name = path.removeprefix(f"/owner/tiny/resolve/{COMMIT}/")
-        if name in FILES:
-            return self.answer(200, FILES[name], {"ETag": f'"{name}"', "X-Repo-Commit": COMMIT})
+        for repository, files in REPOSITORIES.items():
+            if path.startswith(f"/api/models/{repository}"):
+                listing = {"id": repository, "sha": COMMIT, "siblings": [{"rfilename": name} for name in files]}
+                tree = [{"type": "file", "path": name, "size": len(files[name]), "oid": "0" * 40} for name in files]
+                return self.answer(200, json.dumps(tree if "/tree/" in path else listing).encode())
+            name = path.removeprefix(f"/{repository}/resolve/{COMMIT}/")
+            if name in files:
+                return self.answer(200, files[name], {"ETag": f'"{name}"', "X-Repo-Commit": COMMIT})
         return self.answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
 
     do_HEAD = do_GET
@@ -123,6 +126,11 @@ def test_repositories_come_from_the_hub_without_what_is_not_needed(ask):
     }
     assert (folder / "config.json").read_bytes() == FILES["config.json"]
     assert ask("owner/tiny", HF_HUB_OFFLINE="1") == str(folder)  # the second time needs no network
+
+
+def test_pickles_come_where_there_is_nothing_better(ask):
+    folder = Path(ask("owner/old"))
+    assert {path.name for path in folder.rglob("*") if path.is_file()} == {"config.json", "pytorch_model.bin"}
 
 
 def test_a_hub_that_does_not_have_it_is_a_clear_error(ask):

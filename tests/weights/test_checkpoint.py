@@ -134,7 +134,7 @@ def cut(name, num_bytes):
         (cut("model.safetensors", 4), ["model.safetensors", "header"]),
         (cut("model.safetensors", 1000), ["model.safetensors", "header"]),
         (cut("model.safetensors", 200_000), ["model.safetensors", "truncated"]),
-        (lambda folder: (folder / "model.safetensors").unlink(), ["no safetensors weights"]),
+        (lambda folder: (folder / "model.safetensors").unlink(), ["holds no weights", "pytorch_model.bin"]),
         (lambda folder: (folder / "config.json").write_bytes(b"\xff\xfe{}"), ["config.json", "JSON"]),
     ],
 )

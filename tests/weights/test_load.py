@@ -25,6 +25,9 @@ class MemoryReader:
         self.reads.append(name)
         return self.arrays[name] if dtype is None else self.arrays[name].astype(dtype)
 
+    def release(self, name):
+        pass
+
     def close(self):
         pass
 
