@@ -62,6 +62,11 @@ class EngineConfig(StrictConfig):
     rounds_per_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto", description="decode rounds on the device before the host looks; 1 on CPU, 8 elsewhere"
     )
+    exact: bool = Field(
+        False,
+        description="one row shape for all rounds, at the highest matmul precision: with drafts and without, a token "
+        "has the same logits; rounds without drafts get slower",
+    )
     compilation_cache_dir: str | None = Field(
         "auto", description="folder of compiled programs, null for none; auto: jaxspec's folder in the user's cache"
     )

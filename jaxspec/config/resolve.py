@@ -64,6 +64,7 @@ class ResolvedConfig(BaseModel):
     seed: int
     speculative_config: ResolvedSpeculative | None
     rounds_per_batch: int
+    exact: bool
     compilation_cache_dir: str | None
     implementation: Literal["reference", "pallas"]
 
@@ -111,6 +112,7 @@ def resolve(config: EngineConfig, hardware: HardwareFacts, models: ModelFacts) -
             if config.rounds_per_batch == "auto"
             else config.rounds_per_batch
         ),
+        exact=config.exact,
         compilation_cache_dir=_compilation_cache_dir(config, hardware),
         implementation=(
             _chose("implementation", "pallas" if hardware.platform == "tpu" else "reference", hardware.platform)

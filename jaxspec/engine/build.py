@@ -17,6 +17,7 @@ from jaxspec.config.hardware import read_hardware
 from jaxspec.config.model import ModelConfig
 from jaxspec.config.resolve import ModelFacts, ResolvedConfig, resolve
 from jaxspec.errors import ConfigError
+from jaxspec.models.base import at_highest_precision
 from jaxspec.models.registry import family_of
 from jaxspec.proposers.base import HostProposer, Proposer, no_proposer
 from jaxspec.proposers.draft_model import draft_model
@@ -83,7 +84,15 @@ def build(
     )
     # Without speculation as under "coupled": a seed then gives one text, whoever drafts.
     rule = resolved.speculative_config.rejection_sample_method if resolved.speculative_config else "coupled"
-    target = Target(family_of(checkpoint.config.family), checkpoint.config, rule, resolved.implementation, platform)
+    family = family_of(checkpoint.config.family)
+    target = Target(
+        at_highest_precision(family) if resolved.exact else family,
+        checkpoint.config,
+        rule,
+        resolved.implementation,
+        platform,
+        resolved.exact,
+    )
     page_dtype = jnp.dtype(resolved.kv_cache_dtype)
     state = initial_state(
         max_rows=resolved.max_num_seqs,
@@ -91,9 +100,11 @@ def build(
         pool=jnp.zeros(pool_shape(checkpoint.config, resolved.num_pages, resolved.block_size), page_dtype),
         proposer_state=proposer.init(resolved.max_num_seqs + 1),
     )
+    most_rows, most_tokens = resolved.max_num_seqs, resolved.max_num_batched_tokens
     shapes = Shapes(
-        batch_rows=geometric_buckets(1, resolved.max_num_seqs, 2),
-        chunk_tokens=geometric_buckets(min(16, resolved.max_num_batched_tokens), resolved.max_num_batched_tokens, 4),
+        # The products of one bucket may be summed in another order than those of the next.
+        batch_rows=(most_rows,) if resolved.exact else geometric_buckets(1, most_rows, 2),
+        chunk_tokens=(most_tokens,) if resolved.exact else geometric_buckets(min(16, most_tokens), most_tokens, 4),
         pages_per_row=resolved.pages_per_row,
         max_rows=resolved.max_num_seqs,
         max_model_len=resolved.max_model_len,

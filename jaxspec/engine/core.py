@@ -208,7 +208,7 @@ class EngineCore:
             self._close_if_finished(request)
 
     def _host_drafts(self, sequence_ids: list[str], bucket_rows: int) -> Drafts:
-        """What the host proposer guesses, padded; K = 0, the plain program, when it guesses nothing at all."""
+        """What the host proposer guesses, padded; K = 0, the plain program, when it guesses nothing (unless exact)."""
         assert self._host_proposer is not None
         K = self._programs.shapes.num_host_drafts
         guesses = self._host_proposer.propose(sequence_ids)
@@ -217,7 +217,7 @@ class EngineCore:
                 f"a host proposer must give one list of at most {K} ids for each of {len(sequence_ids)} requests, got "
                 f"{guesses!r:.200}; correct its `propose`"
             )
-        if not any(guesses):
+        if not any(guesses) and not self.config.exact:
             K = 0
         token_ids_BK = np.full((bucket_rows, K), -1, np.int32)
         counts_B = np.zeros(bucket_rows, np.int32)

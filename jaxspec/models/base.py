@@ -45,6 +45,20 @@ class Family(NamedTuple):
     int8_names: tuple[str, ...] = ()
 
 
+def at_highest_precision(family: Family) -> Family:
+    """The family with float32 products computed as such; accelerators round their operands otherwise."""
+
+    def forward(weights: Weights, config: ModelConfig, tokens: Tokens, pool: jax.Array):
+        with jax.default_matmul_precision("highest"):
+            return family.forward(weights, config, tokens, pool)
+
+    def logits(weights: Weights, config: ModelConfig, hidden_BTD: jax.Array):
+        with jax.default_matmul_precision("highest"):
+            return family.logits(weights, config, hidden_BTD)
+
+    return family._replace(forward=forward, logits=logits)
+
+
 def random_weights(specs: Any, seed: int) -> Weights:
     """Random weights of the given specs, made on the host: normal with the spec's scale, ones where it is 0."""
     rng = np.random.default_rng(seed)

@@ -26,6 +26,7 @@ class Target(NamedTuple):
     rule: Rule
     implementation: Implementation
     platform: str  # the mesh's: "cpu", "gpu" or "tpu"
+    exact: bool = False  # rounds without drafts run the J-position forward too, so that all have one row shape
 
 
 def row_view(state: DecodeState, batch: Batch) -> RowView:
@@ -143,7 +144,8 @@ def commit(state: DecodeState, batch: Batch, verdict: Verdict, counts_B: jax.Arr
 def decode_round(
     target: Target, proposer: Proposer, weights: Any, state: DecodeState, batch: Batch
 ) -> tuple[DecodeState, RoundOutput]:
-    """One round: draft, verify, reject, commit. When no row has a draft it is a one-position forward."""
+    """One round: draft, verify, reject, commit. When no row has a draft it is a one-position forward, unless the target
+    is `exact`."""
     drafts, state = propose(proposer, weights, state, batch)
     if proposer.num_tokens == 0:
         return verify_commit(target, weights, state, batch, drafts)
@@ -158,6 +160,8 @@ def decode_round(
         packed_BX = jnp.concatenate([output.packed_BX[:, :1], padding, output.packed_BX[:, 1:]], axis=1)
         return state, RoundOutput(packed_BX=packed_BX)
 
+    if target.exact:
+        return with_drafts(state)
     return _one_of(jnp.any(drafts.counts_B > 0), with_drafts, without, state)
 
 

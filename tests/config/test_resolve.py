@@ -48,7 +48,7 @@ def test_what_is_set_is_obeyed():
     given = {
         "dtype": "float32", "max_model_len": 100, "max_num_seqs": 3, "max_num_batched_tokens": 32, "num_pages": 50,
         "rounds_per_batch": 4, "implementation": "pallas", "tokenizer": "t", "served_model_name": "s", "seed": 7,
-        "block_size": 16,
+        "block_size": 16, "exact": True,
     }  # fmt: skip
     resolved = resolve(EngineConfig(model="smol", compilation_cache_dir=None, **given), CPU, MODELS)
     assert resolved.model_dump(include=set(given)) == given
