@@ -72,8 +72,11 @@ class Verdict:
 class SamplingTable:
     """How each row draws its tokens: the part of its sampling parameters that shapes a distribution, and its key."""
 
-    temperature_B: jax.Array  # f32, 0 = a greedy row (the other columns are then not looked at)
+    temperature_B: jax.Array  # f32, 0 = a greedy row (top_k, top_p, min_p and the key are then not looked at)
     top_k_B: jax.Array  # i32, 0 = off
     top_p_B: jax.Array  # f32 in (0, 1], 1 = off
     min_p_B: jax.Array  # f32 in [0, 1], 0 = off
+    presence_B: jax.Array  # f32, taken from the logit of each id that the output holds; 0 = off (greedy rows too)
+    frequency_B: jax.Array  # f32, the same for each time it occurs; 0 = off
+    repetition_B: jax.Array  # f32 > 0, divides a positive logit of an id in prompt or output, else multiplies; 1 = off
     key_B2: jax.Array  # u32, the request's key

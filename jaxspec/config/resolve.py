@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from jaxspec.config.engine import EngineConfig
 from jaxspec.config.hardware import HardwareFacts
 from jaxspec.config.model import ModelConfig
+from jaxspec.config.schedule import dense_schedule
 from jaxspec.config.speculative import SpeculativeConfig
 from jaxspec.errors import CapacityError, ConfigError
 
@@ -16,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 Dtype = Literal["float32", "bfloat16"]
-Rule = Literal["standard", "coupled"]
+Rule = Literal["standard", "block", "coupled", "synthetic"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class ResolvedSpeculative(BaseModel):
     prompt_lookup_match: Literal["earliest", "latest"]
     draft_sample_method: Literal["greedy", "probabilistic"]
     rejection_sample_method: Rule
+    synthetic_rates: tuple[float, ...] | None  # how often the first i + 1 drafts are all kept; None: by their logits
+    num_speculative_tokens_per_batch_size: tuple[int, ...] | None  # by requests in a step, 0..max_num_seqs
     max_model_len: int
 
 
@@ -106,7 +109,7 @@ def resolve(config: EngineConfig, hardware: HardwareFacts, models: ModelFacts) -
         kv_cache_dtype=kv_cache_dtype,
         num_pages=_num_pages(config, max_num_seqs * -(-max_model_len // block_size), most_pages),
         seed=config.seed,
-        speculative_config=_speculative(config.speculative_config, models, max_model_len),
+        speculative_config=_speculative(config.speculative_config, models, max_model_len, max_num_seqs),
         rounds_per_batch=(
             _chose("rounds_per_batch", 1 if on_cpu else 8, hardware.platform)
             if config.rounds_per_batch == "auto"
@@ -194,7 +197,7 @@ def _num_pages(config: EngineConfig, wanted: int, most_pages: int) -> int:
 
 
 def _speculative(
-    config: SpeculativeConfig | None, models: ModelFacts, max_model_len: int
+    config: SpeculativeConfig | None, models: ModelFacts, max_model_len: int, max_num_seqs: int
 ) -> ResolvedSpeculative | None:
     if config is None:
         return None
@@ -213,15 +216,20 @@ def _speculative(
         rule = _chose("rejection_sample_method", "coupled" if point_mass else "standard", because)
     else:
         rule = config.rejection_sample_method
+    num_tokens, schedule = config.num_speculative_tokens, config.num_speculative_tokens_per_batch_size
     return ResolvedSpeculative(
         method=config.method,
         model=config.model,
-        num_speculative_tokens=config.num_speculative_tokens,
+        num_speculative_tokens=num_tokens,
         prompt_lookup_min=config.prompt_lookup_min,
         prompt_lookup_max=config.prompt_lookup_max,
         prompt_lookup_match=config.prompt_lookup_match,
         draft_sample_method=config.draft_sample_method,
         rejection_sample_method=rule,
+        synthetic_rates=config.synthetic_rates,
+        num_speculative_tokens_per_batch_size=(
+            None if schedule is None else dense_schedule(schedule, max_batch=max_num_seqs, max_tokens=num_tokens)
+        ),
         max_model_len=config.max_model_len or min(draft_limit, max_model_len),
     )
 

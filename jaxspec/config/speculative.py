@@ -6,6 +6,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from jaxspec.config.base import StrictConfig
+from jaxspec.config.schedule import dense_schedule
+from jaxspec.config.synthetic import checked_rates, rates_of_length
 from jaxspec.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -19,8 +21,8 @@ METHOD_ALIASES = {"[ngram]": "ngram", "ngram_gpu": "ngram"}
 METHODS_NOT_YET = (
     "eagle", "eagle3", "mtp", "medusa", "mlp_speculator", "suffix", "dflash", "dspark", "custom_class",
 )  # fmt: skip
-RULES_NOT_YET = ("block", "synthetic")
 RULE_ALIASES = {"strict": "standard"}
+SYNTHETIC_KEYS = ("synthetic_acceptance_rates", "synthetic_acceptance_length", "synthetic_acceptance_rate")
 # Who reads a key that not all methods read; vLLM takes it from any, so here it is accepted with a note.
 READ_BY = {
     "model": ("draft_model", "ngram"),  # ngram refuses it
@@ -52,14 +54,10 @@ class SpeculativeConfig(StrictConfig):
         "use_local_argmax_reduction": False,
         "use_heterogeneous_vocab": False,
         "parallel_drafting": False,
-        "num_speculative_tokens_per_batch_size": None,
         "suffix_decoding_max_tree_depth": 24,
         "suffix_decoding_max_cached_requests": 10000,
         "suffix_decoding_max_spec_factor": 1.0,
         "suffix_decoding_min_token_prob": 0.1,
-        "synthetic_acceptance_rate": None,
-        "synthetic_acceptance_rates": None,
-        "synthetic_acceptance_length": None,
         "enable_adaptive_verification": False,
         "dspark_draft_topk": None,
     }
@@ -87,8 +85,25 @@ class SpeculativeConfig(StrictConfig):
     draft_sample_method: Literal["greedy", "probabilistic"] = Field(
         "greedy", description="draft_model: take the likeliest token, or draw from the draft's distribution"
     )
-    rejection_sample_method: Literal["auto", "standard", "coupled"] = Field(
-        "auto", description="the rule that judges sampled drafts; auto: coupled for point-mass drafts, else standard"
+    num_speculative_tokens_per_batch_size: list[list[int]] | None = Field(
+        None,
+        description="fewer drafts a row in larger batches: [start, end, drafts] ranges of requests in a step, from 1 "
+        "on, both ends included; by default num_speculative_tokens always",
+    )
+    rejection_sample_method: Literal["auto", "standard", "block", "coupled", "synthetic"] = Field(
+        "auto",
+        description="the rule that judges sampled drafts: standard; block (weighs a round's drafts together, keeps "
+        "more); coupled (a seed gives one text); synthetic (keeps drafts at given rates, whatever the text: for "
+        "measuring speed); auto: coupled for point-mass drafts, else standard",
+    )
+    synthetic_acceptance_rates: list[float] | None = Field(
+        None, description="synthetic: how often the first i + 1 drafts are all kept, in [0, 1], one a draft"
+    )
+    synthetic_acceptance_length: float | None = Field(
+        None, description="synthetic: mean tokens a round with drafts, in [1, num_speculative_tokens + 1]"
+    )
+    synthetic_acceptance_rate: float | None = Field(
+        None, description="synthetic, vLLM's older key: the mean of the rates, in [0, 1]"
     )
     max_model_len: int | None = Field(
         None, ge=1, description="draft_model: longest context of the draft, in tokens; the smaller of draft and target"
@@ -105,14 +120,21 @@ class SpeculativeConfig(StrictConfig):
         if data["method"] == "ngram" and data.get("model") in ("ngram", "[ngram]"):
             data["model"] = None  # vLLM's other way to say the same
         rule = data.get("rejection_sample_method")
-        if rule in RULES_NOT_YET or rule == "probabilistic":
+        if rule == "probabilistic":
             raise ConfigError(
-                f"rejection_sample_method {rule!r} is not supported yet; use 'auto', 'standard' or 'coupled'"
+                "rejection_sample_method 'probabilistic' says in older vLLM how drafts are drawn; "
+                "use draft_sample_method 'probabilistic', and 'standard' or 'block' here"
             )
         if isinstance(rule, str):
             data["rejection_sample_method"] = RULE_ALIASES.get(rule, rule)
         if "num_speculative_tokens" not in data:
             raise ConfigError("speculative_config needs 'num_speculative_tokens', the drafts a row; 4 is a good start")
+        schedule = data.get("num_speculative_tokens_per_batch_size")
+        if schedule is not None:
+            dense_schedule(schedule, max_batch=0, max_tokens=0)
+            data["num_speculative_tokens_per_batch_size"] = [list(entry) for entry in schedule]
+        if isinstance(data.get("synthetic_acceptance_rates"), tuple):
+            data["synthetic_acceptance_rates"] = list(data["synthetic_acceptance_rates"])
         for key, methods in READ_BY.items():
             if data.get(key) is not None and data["method"] not in methods:
                 logger.warning("speculative_config key %r says nothing to method %r", key, data["method"])
@@ -133,7 +155,37 @@ class SpeculativeConfig(StrictConfig):
             raise ConfigError(
                 f"draft_tensor_parallel_size={self.draft_tensor_parallel_size} is not supported yet; leave it out"
             )
+        _ = self.synthetic_rates
         return self
+
+    @property
+    def synthetic_rates(self) -> tuple[float, ...] | None:
+        """How often the first i + 1 drafts are all kept, one a draft; None under the rules that look at the logits.
+
+        Raises: ConfigError for keys that do not give them.
+        """
+        given = [key for key in SYNTHETIC_KEYS if getattr(self, key) is not None]
+        if self.rejection_sample_method != "synthetic":
+            if given:
+                raise ConfigError(
+                    f"{given[0]} needs rejection_sample_method 'synthetic', got {self.rejection_sample_method!r}; "
+                    "drop one of the two"
+                )
+            return None
+        if len(given) != 1:
+            raise ConfigError(
+                "rejection_sample_method 'synthetic' needs exactly one of synthetic_acceptance_rates and "
+                f"synthetic_acceptance_length, got {given or 'neither'}"
+            )
+        num_tokens = self.num_speculative_tokens
+        if self.synthetic_acceptance_rates is not None:
+            return checked_rates(self.synthetic_acceptance_rates, num_tokens)
+        if self.synthetic_acceptance_length is not None:
+            return rates_of_length(self.synthetic_acceptance_length, num_tokens)
+        rate = self.synthetic_acceptance_rate
+        if rate is None or not 0 <= rate <= 1:
+            raise ConfigError(f"synthetic_acceptance_rate must be in [0, 1], got {rate!r}; correct it")
+        return rates_of_length(1 + rate * num_tokens, num_tokens)
 
     @property
     def drafts_are_point_mass(self) -> bool:

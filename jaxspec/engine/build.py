@@ -82,16 +82,19 @@ def build(
     proposer, host_proposer = _proposer(
         resolved, draft_checkpoint.config if draft_checkpoint else None, custom_proposer
     )
+    drafting = resolved.speculative_config
+    if drafting is not None and drafting.num_speculative_tokens_per_batch_size is not None:
+        raise ConfigError("num_speculative_tokens_per_batch_size is not supported yet; leave it out")
     # Without speculation as under "coupled": a seed then gives one text, whoever drafts.
-    rule = resolved.speculative_config.rejection_sample_method if resolved.speculative_config else "coupled"
     family = family_of(checkpoint.config.family)
     target = Target(
         at_highest_precision(family) if resolved.exact else family,
         checkpoint.config,
-        rule,
+        drafting.rejection_sample_method if drafting is not None else "coupled",
         resolved.implementation,
         platform,
         resolved.exact,
+        drafting.synthetic_rates or () if drafting is not None else (),
     )
     page_dtype = jnp.dtype(resolved.kv_cache_dtype)
     state = initial_state(

@@ -7,16 +7,18 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int32
 
+from jaxspec.config.synthetic import conditional_rates
 from jaxspec.keys import Purpose, token_key, uniform
 from jaxspec.pallas_kernels.rejection import api
-from jaxspec.pallas_kernels.rejection.cutoff import row_cutoffs
-from jaxspec.pallas_kernels.rejection.rules import COUPLED, GREEDY, STANDARD
+from jaxspec.pallas_kernels.rejection.cutoff import row_filters
+from jaxspec.pallas_kernels.rejection.penalties import Penalties
+from jaxspec.pallas_kernels.rejection.rules import BLOCK, COUPLED, GREEDY, STANDARD
 from jaxspec.rejection.metadata import SpecDecodeMetadata, make_metadata
 from jaxspec.types import Drafts, SamplingTable, Verdict
 
-Rule = Literal["standard", "coupled"]
+Rule = Literal["standard", "block", "coupled", "synthetic"]
 
-_RULES = {"standard": STANDARD, "coupled": COUPLED}
+_RULES = {"standard": STANDARD, "block": BLOCK, "coupled": COUPLED, "synthetic": STANDARD}
 
 
 def verify(
@@ -24,8 +26,10 @@ def verify(
     drafts: Drafts,
     table: SamplingTable,
     anchor_B: Int32[Array, " B"],
+    counts_BV: Int32[Array, "B V"] | None = None,
     *,
     rule: Rule,
+    synthetic_rates: tuple[float, ...] = (),
     implementation: api.Implementation = "auto",
     platform: str = "cpu",
 ) -> Verdict:
@@ -33,14 +37,19 @@ def verify(
 
     Greedy rows (temperature 0) emit the arg-max while it equals the draft, then the arg-max that differs or follows.
     Sampled rows are judged so that their tokens have the distribution of `sampling.logits.process`: by `standard`
-    rejection, or `coupled`, where the token at each position is fixed by the row's key and the position alone.
-    Only what the rows need is computed: a batch of greedy rows costs one arg-max.
+    rejection; by `block`, which weighs a round's drafts as a whole and keeps no fewer on average; or `coupled`, where
+    the token at each position is fixed by the row's key and the position alone. `synthetic` keeps drafts at given
+    rates, greedy rows too: for measuring speed, not for text.
+    Only what the rows need is computed: a batch of greedy rows costs one arg-max, one without penalties none of them.
 
     Args:
         logits_BJV: f32; row j is the target's logits for the token at position anchor + j. J = K + 1; K may be 0.
         drafts: as its proposer drew them; ids outside the vocabulary are rejected where they stand.
         anchor_B: i32, tokens committed when the round began.
+        counts_BV: i32, how often each id occurs in a row's output so far, + SEEN_IN_PROMPT for ids of its prompt: what
+            penalties look at, besides the drafts before each position. None: no row of the table has a penalty.
         rule: how sampled rows are judged.
+        synthetic_rates: with the rule `synthetic`: how often the first j + 1 drafts are all kept, at least K of them.
         implementation, platform: see `pallas_kernels.rejection.api`; platform is the mesh's.
     """
     B, J, V = logits_BJV.shape
@@ -50,42 +59,50 @@ def verify(
     metadata = make_metadata(num_drafts_B, row_ids_B * J + num_drafts_B + 1, max_drafts=B * K)
     logits_RV = logits_BJV.reshape(B * J, V)
 
-    def per_position(values_B: jax.Array) -> jax.Array:
-        return jnp.broadcast_to(values_B[:, None], (B, J)).reshape(B * J)
-
     is_greedy_B = table.temperature_B == 0
     rule_B = jnp.where(is_greedy_B, GREEDY, jnp.int32(_RULES[rule]))
-    temperature_R = per_position(jnp.where(is_greedy_B, jnp.float32(1), table.temperature_B))
-
-    def filters() -> jax.Array:
-        return row_cutoffs(
-            logits_RV,
-            temperature_R,
-            per_position(jnp.where(is_greedy_B, 0, table.top_k_B)),
-            per_position(jnp.where(is_greedy_B, jnp.float32(1), table.top_p_B)),
-            per_position(jnp.where(is_greedy_B, jnp.float32(0), table.min_p_B)),
-        )
-
-    cutoff_R = lax.cond(jnp.all(is_greedy_B), lambda: jnp.full((B * J,), -jnp.inf, jnp.float32), filters)
+    filters = row_filters(table.temperature_B, table.top_k_B, table.top_p_B, table.min_p_B, num_positions=J)
     accept_key_BJ2, noise_key_BJ2 = _keys(table.key_B2, anchor_B, num_drafts_B, J, rule)
     draft_ids_N, draft_rows_N = _flatten(drafts.token_ids_BK, metadata)
-    num_accepted_B, token_ids_B = api.reject(
-        logits_RV,
-        None if drafts.logits_BKV is None or K == 0 else drafts.logits_BKV.reshape(B * K, V),
-        draft_ids_N,
-        metadata.target_rows_N,
-        draft_rows_N,
-        metadata.bonus_rows_B,
-        metadata.cu_num_draft_tokens_B,
-        per_position(rule_B),
-        temperature_R,
-        cutoff_R,
-        uniform(accept_key_BJ2).reshape(B * J),
-        noise_key_BJ2.reshape(B * J, 2),
-        rules=(GREEDY, _RULES[rule]),
-        implementation=implementation,
-        platform=platform,
-    )
+    accept_rate_N = None
+    if rule == "synthetic" and K > 0:
+        if len(synthetic_rates) < K:
+            raise ValueError(f"{synthetic_rates=} must hold a rate for each of {K=} drafts")
+        accept_rate_N = jnp.asarray(conditional_rates(synthetic_rates[:K]), jnp.float32)[metadata.offset_N]
+
+    def judged(penalties: Penalties | None) -> tuple[jax.Array, jax.Array]:
+        return api.reject(
+            logits_RV,
+            None if drafts.logits_BKV is None or K == 0 else drafts.logits_BKV.reshape(B * K, V),
+            draft_ids_N,
+            metadata.target_rows_N,
+            draft_rows_N,
+            metadata.bonus_rows_B,
+            metadata.cu_num_draft_tokens_B,
+            jnp.repeat(rule_B, J),
+            *filters,
+            uniform(accept_key_BJ2).reshape(B * J),
+            noise_key_BJ2.reshape(B * J, 2),
+            accept_rate_N,
+            penalties,
+            rules=(GREEDY, _RULES[rule]),
+            implementation=implementation,
+            platform=platform,
+        )
+
+    if counts_BV is None:
+        num_accepted_B, token_ids_B = judged(None)
+    else:
+        penalties = Penalties(
+            counts_BV=counts_BV,
+            request_R=jnp.repeat(row_ids_B, J),
+            offset_R=jnp.tile(jnp.arange(J, dtype=jnp.int32), B),
+            presence_B=table.presence_B,
+            frequency_B=table.frequency_B,
+            repetition_B=table.repetition_B,
+        )
+        has_penalty = jnp.any((table.presence_B != 0) | (table.frequency_B != 0) | (table.repetition_B != 1))
+        num_accepted_B, token_ids_B = lax.cond(has_penalty, lambda: judged(penalties), lambda: judged(None))
     place_1J = jnp.arange(J, dtype=jnp.int32)[None]
     kept_BJ = jnp.pad(drafts.token_ids_BK, ((0, 0), (0, 1)))
     last_B1 = num_accepted_B[:, None]

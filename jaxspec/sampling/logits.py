@@ -5,7 +5,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int32, UInt32
 
 from jaxspec.pallas_kernels.rejection.argmax import row_argmax, row_gumbel_argmax
-from jaxspec.pallas_kernels.rejection.cutoff import row_cutoffs, scaled_logits
+from jaxspec.pallas_kernels.rejection.cutoff import row_cutoffs, row_filters, scaled_logits
 from jaxspec.types import SamplingTable
 
 
@@ -18,19 +18,10 @@ def process(logits_BJV: Float[Array, "B J V"], table: SamplingTable) -> Float[Ar
     is_sampled_B = table.temperature_B > 0
 
     def sampled():
-        def per_position(values_B, off):
-            return jnp.repeat(jnp.where(is_sampled_B, values_B, jnp.asarray(off, values_B.dtype)), J)
-
         logits_RV = logits_BJV.reshape(B * J, V)
-        temperature_R = per_position(table.temperature_B, 1)
-        cutoff_R = row_cutoffs(
-            logits_RV,
-            temperature_R,
-            per_position(table.top_k_B, 0),
-            per_position(table.top_p_B, 1),
-            per_position(table.min_p_B, 0),
-        )
-        x_RV = scaled_logits(logits_RV, temperature_R)
+        filters = row_filters(table.temperature_B, table.top_k_B, table.top_p_B, table.min_p_B, num_positions=J)
+        cutoff_R = row_cutoffs(logits_RV, *filters)
+        x_RV = scaled_logits(logits_RV, filters.temperature_R)
         x_BJV = jnp.where(x_RV >= cutoff_R[:, None], x_RV, -jnp.inf).reshape(B, J, V)
         return jnp.where(is_sampled_B[:, None, None], x_BJV, logits_BJV)
 

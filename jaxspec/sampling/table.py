@@ -11,12 +11,15 @@ from jaxspec.types import SamplingTable
 
 
 def neutral_table(num_rows: int) -> SamplingTable:
-    """Rows that are greedy, unfiltered and have a key of zeros: what an unused row holds."""
+    """Rows that are greedy, unfiltered, unpenalised and have a key of zeros: what an unused row holds."""
     return SamplingTable(
         temperature_B=jnp.zeros((num_rows,), jnp.float32),
         top_k_B=jnp.zeros((num_rows,), jnp.int32),
         top_p_B=jnp.ones((num_rows,), jnp.float32),
         min_p_B=jnp.zeros((num_rows,), jnp.float32),
+        presence_B=jnp.zeros((num_rows,), jnp.float32),
+        frequency_B=jnp.zeros((num_rows,), jnp.float32),
+        repetition_B=jnp.ones((num_rows,), jnp.float32),
         key_B2=jnp.zeros((num_rows, 2), jnp.uint32),
     )
 
@@ -28,6 +31,9 @@ def table_row(params: SamplingParams, key: np.ndarray) -> SamplingTable:
         top_k_B=np.int32(min(params.top_k, 2**31 - 1)),  # pyright: ignore[reportArgumentType]
         top_p_B=np.float32(params.top_p),  # pyright: ignore[reportArgumentType]
         min_p_B=np.float32(params.min_p),  # pyright: ignore[reportArgumentType]
+        presence_B=np.float32(params.presence_penalty),  # pyright: ignore[reportArgumentType]
+        frequency_B=np.float32(params.frequency_penalty),  # pyright: ignore[reportArgumentType]
+        repetition_B=np.float32(params.repetition_penalty),  # pyright: ignore[reportArgumentType]
         key_B2=np.asarray(key, np.uint32),  # pyright: ignore[reportArgumentType]
     )
 

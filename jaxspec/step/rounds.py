@@ -27,6 +27,7 @@ class Target(NamedTuple):
     implementation: Implementation
     platform: str  # the mesh's: "cpu", "gpu" or "tpu"
     exact: bool = False  # rounds without drafts run the J-position forward too, so that all have one row shape
+    synthetic_rates: tuple[float, ...] = ()  # of the rule "synthetic": one a draft
 
 
 def row_view(state: DecodeState, batch: Batch) -> RowView:
@@ -106,6 +107,7 @@ def verify_only(
             view.table,
             view.len_B,
             rule=target.rule,
+            synthetic_rates=target.synthetic_rates,
             implementation=target.implementation,
             platform=target.platform,
         )

@@ -66,9 +66,9 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
         (NGRAM | {"draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size=2 is not supported yet"),
         (NGRAM | {"parallel_drafting": True}, "'parallel_drafting' is not supported yet"),
         (NGRAM | {"use_heterogeneous_vocab": 0}, "'use_heterogeneous_vocab' is not supported yet"),
-        (NGRAM | {"num_speculative_tokens_per_batch_size": [[1, 4, 3]]}, "not supported yet"),
-        (NGRAM | {"rejection_sample_method": "block"}, "'block' is not supported yet"),
-        (NGRAM | {"rejection_sample_method": "synthetic"}, "'synthetic' is not supported yet"),
+        (NGRAM | {"num_speculative_tokens_per_batch_size": []}, "must be a non-empty list"),
+        (NGRAM | {"num_speculative_tokens_per_batch_size": [[2, 4, 3]]}, "must start at 1"),
+        (NGRAM | {"rejection_sample_method": "probabilistic"}, "draft_sample_method"),
         (NGRAM | {"rejection_sample_method": "fast"}, "'standard'"),
         ({"method": "draft_model", "num_speculative_tokens": 4}, "needs 'model'"),
         ({"method": "eagle3", "model": "m", "num_speculative_tokens": 4}, "'eagle3' is not supported yet"),
@@ -138,3 +138,49 @@ def test_configs_are_frozen():
 def test_every_field_says_what_it_is(kind):
     assert [name for name, field in kind.model_fields.items() if not field.description] == []
     assert not set(kind.NOT_YET) & set(kind.model_fields)
+
+
+SYNTHETIC = {"method": "ngram", "num_speculative_tokens": 3, "rejection_sample_method": "synthetic"}
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({}, "exactly one of"),
+        ({"synthetic_acceptance_rates": [0.5, 0.2, 0.1], "synthetic_acceptance_length": 2.0}, "exactly one of"),
+        ({"synthetic_acceptance_rate": 0.5, "synthetic_acceptance_length": 2.0}, "exactly one of"),
+        ({"synthetic_acceptance_rates": [0.5]}, "must have length 3"),
+        ({"synthetic_acceptance_rates": []}, "must have length 3"),
+        ({"synthetic_acceptance_rates": [0.5, 0.6, 0.1]}, "non-increasing"),
+        ({"synthetic_acceptance_rates": [1.5, 0.6, 0.1]}, "must be in [0, 1]"),
+        ({"synthetic_acceptance_rates": [0.5, 0.2, -0.1]}, "must be in [0, 1]"),
+        ({"synthetic_acceptance_rates": [0.5, float("nan"), 0.1]}, "must be in [0, 1]"),
+        ({"synthetic_acceptance_rates": ["0.5", 0.2, 0.1]}, "synthetic_acceptance_rates.0"),
+        ({"synthetic_acceptance_length": 4.1}, "must be in [1, 4]"),
+        ({"synthetic_acceptance_length": 0.9}, "must be in [1, 4]"),
+        ({"synthetic_acceptance_length": float("nan")}, "must be in [1, 4]"),
+        ({"synthetic_acceptance_rate": 1.1}, "must be in [0, 1]"),
+        ({"synthetic_acceptance_rates": [0.5, 0.2, 0.1], "rejection_sample_method": "block"}, "needs rejection_sample"),
+        ({"synthetic_acceptance_length": 2.0, "rejection_sample_method": "auto"}, "needs rejection_sample_method"),
+    ],
+)
+def test_synthetic_acceptance_is_given_once_and_rightly(given, says):
+    with pytest.raises(ConfigError) as caught:
+        SpeculativeConfig(**(SYNTHETIC | given))
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "rates"),
+    [
+        ({"synthetic_acceptance_rates": [0.9, 0.5, 0.5]}, (0.9, 0.5, 0.5)),
+        ({"synthetic_acceptance_rates": (1, 1, 0)}, (1.0, 1.0, 0.0)),
+        ({"synthetic_acceptance_length": 2.5}, (1.0, 0.5, 0.0)),
+        ({"synthetic_acceptance_length": 1}, (0.0, 0.0, 0.0)),
+        ({"synthetic_acceptance_length": 4.0}, (1.0, 1.0, 1.0)),
+        ({"synthetic_acceptance_rate": 0.5}, (1.0, 0.5, 0.0)),
+    ],
+)
+def test_synthetic_rates(given, rates):
+    assert SpeculativeConfig(**(SYNTHETIC | given)).synthetic_rates == pytest.approx(rates)
+    assert SpeculativeConfig(**NGRAM).synthetic_rates is None

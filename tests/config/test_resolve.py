@@ -121,6 +121,19 @@ def test_the_rule_follows_from_what_is_known_of_the_drafts():
     assert speculative(method="ngram", rejection_sample_method="standard").rejection_sample_method == "standard"
 
 
+def test_a_schedule_and_rates_are_settled():
+    resolved = speculative(
+        method="ngram",
+        num_speculative_tokens_per_batch_size=[[1, 2, 9], [4, 5, 2], [7, 100, 0]],
+        rejection_sample_method="synthetic",
+        synthetic_acceptance_length=2.5,
+    )
+    assert resolved.num_speculative_tokens_per_batch_size == (0, 4, 4, 4, 2, 2, 2, 0, 0)
+    assert resolved.synthetic_rates == (1.0, 0.5, 0.0, 0.0)
+    assert speculative(method="ngram").num_speculative_tokens_per_batch_size is None
+    assert speculative(method="ngram", rejection_sample_method="block").rejection_sample_method == "block"
+
+
 def test_the_drafts_limit_is_the_smaller_one():
     assert speculative(method="ngram").max_model_len == 2048
     assert speculative(SHORT_DRAFT, model="d").max_model_len == 64

@@ -1,5 +1,6 @@
 """Device. What every proposer owes: well-formed guesses, from its row's committed tokens alone, and its state back."""
 
+import dataclasses
 import functools
 
 import jax
@@ -10,7 +11,7 @@ import pytest
 from jaxspec.cache.pages import slots_of
 from jaxspec.models.base import Tokens
 from jaxspec.proposers.base import RowView
-from jaxspec.types import SamplingTable
+from jaxspec.sampling.table import neutral_table
 from tests.contracts.members import (
     MAX_LEN,
     PAGE_SIZE,
@@ -59,11 +60,9 @@ def view_of(rows, lengths, *, active=None, garbage=0, max_len=MAX_LEN):
     """The rows' view, with `garbage` behind their committed tokens."""
     history = np.where(np.arange(MAX_LEN) < np.array(lengths)[:, None], HISTORY[rows], garbage)
     B = len(rows)
-    table = SamplingTable(
+    table = dataclasses.replace(
+        neutral_table(B),
         temperature_B=jnp.asarray([float(row == 1) for row in rows], jnp.float32),
-        top_k_B=jnp.zeros(B, jnp.int32),
-        top_p_B=jnp.ones(B, jnp.float32),
-        min_p_B=jnp.zeros(B, jnp.float32),
         key_B2=jnp.asarray([[row, 3] for row in rows], jnp.uint32),
     )
     return RowView(

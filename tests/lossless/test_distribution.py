@@ -46,6 +46,9 @@ def jaxspec_judge(rule, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=5):
             top_k_B=jnp.full(CHUNK, top_k, jnp.int32),
             top_p_B=jnp.full(CHUNK, top_p, jnp.float32),
             min_p_B=jnp.full(CHUNK, min_p, jnp.float32),
+            presence_B=jnp.zeros(CHUNK, jnp.float32),
+            frequency_B=jnp.zeros(CHUNK, jnp.float32),
+            repetition_B=jnp.ones(CHUNK, jnp.float32),
             key_B2=jnp.asarray(keys[round.chain_B[rows]]),
         )
         logits = round.draft_logits_BKV

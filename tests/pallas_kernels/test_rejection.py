@@ -46,14 +46,17 @@ def random_arguments(spec, rules, seed):
     ids = np.where(rng.random(total) < 0.6, np.nan_to_num(logits[targets]).argmax(axis=1) if total else 0, 0)
     ids = np.where(rng.random(total) < 0.15, rng.choice([-1, V, 2**31 - 1], total), ids)
     rule_B = rng.choice(rules, B)
-    rule_R, temperature_R, cutoff_R = np.full(R, GREEDY), np.full(R, np.nan), np.full(R, np.nan)
+    rule_R, temperature_R = np.full(R, GREEDY), np.full(R, np.nan)
+    top_k_R, top_p_R, min_p_R = np.full(R, 3), np.full(R, np.nan), np.full(R, np.nan)
     for b in range(B):
         for row in [*targets[int(cu[b] - counts[b]) : int(cu[b])], bonuses[b]]:
             is_greedy = rule_B[b] == GREEDY
             rule_R[row] = rule_B[b]
             temperature_R[row] = 1.0 if is_greedy else rng.choice([0.5, 1.0, 1.7])
-            kept = rng.choice([-np.inf, float(np.nanmax(logits[row]) / temperature_R[row] - 2)])
-            cutoff_R[row] = -np.inf if is_greedy else kept
+            filtered = not is_greedy and rng.random() < 0.5
+            top_k_R[row] = rng.choice([0, 5]) if filtered else 0
+            top_p_R[row] = rng.choice([1.0, 0.8]) if filtered else 1
+            min_p_R[row] = rng.choice([0.0, 0.1]) if filtered else 0
     pad = N - total
     return {
         "logits_RV": jnp.asarray(logits),
@@ -65,7 +68,9 @@ def random_arguments(spec, rules, seed):
         "cu_num_draft_tokens_B": jnp.asarray(cu, jnp.int32),
         "rule_R": jnp.asarray(rule_R, jnp.int32),
         "temperature_R": jnp.asarray(temperature_R, jnp.float32),
-        "cutoff_R": jnp.asarray(cutoff_R, jnp.float32),
+        "top_k_R": jnp.asarray(top_k_R, jnp.int32),
+        "top_p_R": jnp.asarray(top_p_R, jnp.float32),
+        "min_p_R": jnp.asarray(min_p_R, jnp.float32),
         "accept_uniform_R": jnp.asarray((rng.integers(0, 2**23, R) + 0.5) / 2**23, jnp.float32),
         "noise_key_R2": jnp.asarray(rng.integers(2**32, size=(R, 2), dtype=np.uint32)),
     }

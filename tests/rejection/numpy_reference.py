@@ -42,6 +42,11 @@ class Row:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    presence: float = 0.0
+    frequency: float = 0.0
+    repetition: float = 1.0
+    prompt: tuple[int, ...] = ()
+    output: tuple[int, ...] = ()
 
     def draw_key(self, anchor, offset, purpose):
         return hash_words(self.key, (anchor, offset * 16 + purpose))
@@ -64,36 +69,86 @@ def softmax(x):
     return weight / weight.sum()
 
 
-def judge(logits_JV, drafts, draft_logits_KV, row, anchor, rule):
+def penalised(logits_V, row, drafts):
+    """The logits of the token that follows the row's output and these drafts."""
+    logits_V = np.array(logits_V, np.float64)
+    output = [*row.output, *drafts]
+    for token in range(len(logits_V)):
+        times = output.count(token)
+        if times or token in row.prompt:
+            logits_V[token] *= 1 / row.repetition if logits_V[token] > 0 else row.repetition
+        logits_V[token] -= row.frequency * times + row.presence * (times > 0)
+    return logits_V
+
+
+def judge(logits_JV, drafts, draft_logits_KV, row, anchor, rule, rates=None):
     """(tokens of the round, how many of them are accepted drafts) of one row with these drafts."""
-    logits_JV = np.asarray(logits_JV, np.float64)
-    vocab_size = logits_JV.shape[1]
-    tokens = []
-    for place in range(len(drafts) + 1):
-        draft = drafts[place] if place < len(drafts) else None
-        is_id = draft is not None and 0 <= draft < vocab_size
+    vocab_size = np.shape(logits_JV)[1]
+    logits_JV = [penalised(logits_JV[place], row, drafts[:place]) for place in range(len(drafts) + 1)]
+
+    def uniform(place):
+        return unit(row.draw_key(anchor, place, ACCEPT)[0])
+
+    def draw(weight_V, place):
+        key = row.draw_key(anchor, place, BONUS if place == len(drafts) else RECOVER)
+        with np.errstate(divide="ignore"):
+            return int(np.argmax(np.log(weight_V) + noise(key, vocab_size)))
+
+    def is_id(place):
+        return place < len(drafts) and 0 <= drafts[place] < vocab_size
+
+    def target(place):
+        return softmax(kept_logits(logits_JV[place], row))
+
+    def drafted_from(place):
+        if not is_id(place):
+            return np.zeros(vocab_size)
+        if draft_logits_KV is None:
+            return np.eye(vocab_size)[drafts[place]]
+        return softmax(np.asarray(draft_logits_KV[place], np.float64))
+
+    def own_pick(place):
         if row.temperature == 0:
-            token = int(np.argmax(logits_JV[place]))
-        elif rule == "coupled":
+            return int(np.argmax(logits_JV[place]))
+        if rule == "coupled":
             key = row.draw_key(anchor + place, 0, COUPLED)
-            token = int(np.argmax(kept_logits(logits_JV[place], row) + noise(key, vocab_size)))
+            return int(np.argmax(kept_logits(logits_JV[place], row) + noise(key, vocab_size)))
+        return draw(np.maximum(target(place) - drafted_from(place), 0), place)
+
+    if rule == "block" and row.temperature > 0:
+        return judge_block(drafts, [is_id(place) for place in range(len(drafts))], target, drafted_from, uniform, draw)
+    accepted = 0
+    while is_id(accepted):
+        draft, u = drafts[accepted], uniform(accepted)
+        if rates is not None:
+            before = rates[accepted - 1] if accepted else 1.0
+            stands = u * before < rates[accepted]
+        elif row.temperature == 0 or rule == "coupled":
+            stands = own_pick(accepted) == draft
         else:
-            x = kept_logits(logits_JV[place], row)
-            p, q = softmax(x), np.zeros(vocab_size)
-            if is_id and draft_logits_KV is None:
-                q[draft] = 1.0
-            elif is_id:
-                q = softmax(np.asarray(draft_logits_KV[place], np.float64))
-            u = unit(row.draw_key(anchor, place, ACCEPT)[0])
-            if is_id and p[draft] > u * q[draft] > 0:
-                token = draft
-            else:
-                key = row.draw_key(anchor, place, BONUS if draft is None else RECOVER)
-                rest = np.maximum(p - q, 0)
-                with np.errstate(divide="ignore"):
-                    token = int(np.argmax(np.log(rest) + noise(key, vocab_size)))
-                return [*tokens, token], len(tokens)
-        tokens.append(token)
-        if token != draft:
+            stands = target(accepted)[draft] > u * drafted_from(accepted)[draft] > 0
+        if not stands:
             break
-    return tokens, len(tokens) - 1
+        accepted += 1
+    return [*drafts[:accepted], own_pick(accepted)], accepted
+
+
+def judge_block(drafts, are_ids, target, drafted_from, uniform, draw):
+    """Block verification as behaviours.md 2.5 has it; the drafts before the first that is no id are the block."""
+    length = are_ids.index(False) if False in are_ids else len(drafts)
+    joint = [1.0]
+    for place in range(length):
+        p, q = target(place)[drafts[place]], drafted_from(place)[drafts[place]]
+        joint.append(min(joint[-1] * p / q, 1.0) if q > 0 else 0.0)
+    accepted = 0
+    for place in range(1, length + 1):
+        h = joint[place]
+        if place < length:
+            left = np.maximum(joint[place] * target(place) - drafted_from(place), 0).sum()
+            h = left / (left + 1 - joint[place]) if left + 1 - joint[place] > 0 else 1.0
+        if uniform(place - 1) <= h:
+            accepted = place
+    weights = target(accepted)
+    if accepted < length:
+        weights = np.maximum(joint[accepted] * weights - drafted_from(accepted), 0)
+    return [*drafts[:accepted], draw(weights, accepted)], accepted

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from jaxspec.rejection.verify import verify
-from jaxspec.types import Drafts, SamplingTable
+from jaxspec.sampling.table import neutral_table
+from jaxspec.types import Drafts
 
 B, K, V = 2, 4, 8192
 
@@ -20,7 +21,7 @@ def compiled_text(rule, has_draft_logits):
     drafts = Drafts(
         shape(B, K, dtype=jnp.int32), shape(B, dtype=jnp.int32), shape(B, K, V) if has_draft_logits else None
     )
-    table = SamplingTable(shape(B), shape(B, dtype=jnp.int32), shape(B), shape(B), shape(B, 2, dtype=jnp.uint32))
+    table = jax.eval_shape(lambda: neutral_table(B))
     run = jax.jit(lambda *inputs: verify(*inputs, rule=rule))
     return run.lower(shape(B, K + 1, V), drafts, table, shape(B, dtype=jnp.int32)).compile().as_text()
 

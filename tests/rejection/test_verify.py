@@ -1,5 +1,6 @@
 """Host. Verdicts against a float64 numpy reference: every rule, mixed rows, ragged, missing and broken drafts."""
 
+import dataclasses
 import functools
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxspec.keys import request_key
+from jaxspec.pallas_kernels.rejection.penalties import SEEN_IN_PROMPT
 from jaxspec.rejection.verify import verify
 from jaxspec.sampling.params import SamplingParams
 from jaxspec.sampling.table import make_table
@@ -15,12 +17,13 @@ from jaxspec.types import Drafts
 from tests.rejection import numpy_reference as plain
 
 NAN = float("nan")
+RULES = ["standard", "block", "coupled"]
 V, K, B = 40, 4, 8  # one shape for most tests: the program of each rule and kind of draft is compiled once
 
 
-@functools.partial(jax.jit, static_argnames="rule")
-def verified(logits_BJV, drafts, table, anchor_B, rule):
-    return verify(logits_BJV, drafts, table, anchor_B, rule=rule)
+@functools.partial(jax.jit, static_argnames=("rule", "synthetic_rates"))
+def verified(logits_BJV, drafts, table, anchor_B, rule, counts_BV=None, synthetic_rates=()):
+    return verify(logits_BJV, drafts, table, anchor_B, counts_BV, rule=rule, synthetic_rates=synthetic_rates)
 
 
 def drafts_of(rows, num_drafts=K, logits_BKV=None, padding=-1):
@@ -60,20 +63,19 @@ def random_batch(seed, with_logits, vocab_size=V, num_drafts=K, params=MIXED):
     return logits, rows, draft_logits if with_logits else None, drafts, rng.integers(1, 500, B)
 
 
-def expected(logits, rows, draft_logits, params, seeds, anchors, rule):
+def expected(logits, rows, draft_logits, params, seeds, anchors, rule, rates=None):
     out = []
     for b, one in enumerate(params):
         row = plain.Row(
             key=tuple(int(word) for word in request_key(seeds[b])), **one | {"temperature": one.get("temperature", 1.0)}
         )
-        tokens, accepted = plain.judge(
-            logits[b], rows[b], None if draft_logits is None else draft_logits[b], row, int(anchors[b]), rule
-        )
+        q = None if draft_logits is None else draft_logits[b]
+        tokens, accepted = plain.judge(logits[b], rows[b], q, row, int(anchors[b]), rule, rates)
         out.append((tokens + [-1] * (logits.shape[1] - len(tokens)), accepted))
     return [tokens for tokens, _ in out], [accepted for _, accepted in out]
 
 
-@pytest.mark.parametrize("rule", ["standard", "coupled"])
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("with_logits", [False, True])
 @pytest.mark.parametrize(("vocab_size", "num_drafts"), [(8, 3), (V, 0), (V, K)])
 def test_verdicts_equal_the_plain_reference(rule, with_logits, vocab_size, num_drafts):
@@ -85,7 +87,69 @@ def test_verdicts_equal_the_plain_reference(rule, with_logits, vocab_size, num_d
         assert verdict.num_accepted_B.tolist() == accepted
 
 
-@pytest.mark.parametrize("rule", ["standard", "coupled"])
+PENALISED = [
+    {"temperature": 0.0, "frequency": 1.5}, {"presence": -0.7}, {"temperature": 0.7, "repetition": 1.3}, {},
+    {"temperature": 0.0, "repetition": 0.8, "presence": 2.0}, {"top_k": 3, "frequency": -0.4}, {"min_p": 0.1},
+    {"top_p": 0.8, "temperature": 1.5, "presence": 0.4, "frequency": 0.3, "repetition": 1.2},
+]  # fmt: skip
+
+
+def penalty_table(params):
+    names = ("presence", "frequency", "repetition")
+    table = table_of([{name: value for name, value in one.items() if name not in names} for one in params])
+    columns = {
+        f"{name}_B": jnp.asarray([one.get(name, float(name == "repetition")) for one in params], jnp.float32)
+        for name in names
+    }
+    return dataclasses.replace(table, **columns)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("with_logits", [False, True])
+def test_penalties_count_prompt_output_and_the_drafts_before(rule, with_logits):
+    for seed in range(6):
+        logits, rows, draft_logits, drafts, anchors = random_batch(seed, with_logits)
+        rng = np.random.default_rng(100 + seed)
+        prompts, outputs = rng.integers(0, V, (B, 20)), rng.integers(0, V, (B, 15))
+        counts = np.stack([np.bincount(output, minlength=V) for output in outputs])
+        counts += np.stack([np.bincount(prompt, minlength=V) > 0 for prompt in prompts]) * SEEN_IN_PROMPT
+        params = [
+            one | {"prompt": tuple(prompt.tolist()), "output": tuple(output.tolist())}
+            for one, prompt, output in zip(PENALISED, prompts, outputs, strict=True)
+        ]
+        verdict = verified(
+            jnp.asarray(logits),
+            drafts,
+            penalty_table(PENALISED),
+            jnp.asarray(anchors, jnp.int32),
+            rule,
+            jnp.asarray(counts, jnp.int32),
+        )
+        tokens, accepted = expected(logits, rows, draft_logits, params, range(B), anchors, rule)
+        assert verdict.token_ids_BJ.tolist() == tokens
+        assert verdict.num_accepted_B.tolist() == accepted
+
+
+def test_counts_without_a_penalty_change_nothing():
+    logits, _, _, drafts, anchors = random_batch(4, True)
+    inputs = (jnp.asarray(logits), drafts, penalty_table(MIXED), jnp.asarray(anchors, jnp.int32), "block")
+    counted = verified(*inputs, jnp.full((B, V), SEEN_IN_PROMPT + 3, jnp.int32))
+    np.testing.assert_array_equal(counted.token_ids_BJ, verified(*inputs).token_ids_BJ)
+
+
+@pytest.mark.parametrize("with_logits", [False, True])
+@pytest.mark.parametrize("rates", [(0.8, 0.5, 0.5, 0.1), (1.0, 1.0, 0.4, 0.0), (0.0,) * 4, (1.0,) * 4])
+def test_synthetic_verdicts_equal_the_plain_reference(with_logits, rates):
+    for seed in range(3):
+        logits, rows, draft_logits, drafts, anchors = random_batch(seed, with_logits)
+        inputs = (jnp.asarray(logits), drafts, table_of(MIXED), jnp.asarray(anchors, jnp.int32))
+        verdict = verified(*inputs, "synthetic", synthetic_rates=rates)
+        tokens, accepted = expected(logits, rows, draft_logits, MIXED, range(B), anchors, "synthetic", rates)
+        assert verdict.token_ids_BJ.tolist() == tokens
+        assert verdict.num_accepted_B.tolist() == accepted
+
+
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("with_logits", [False, True])
 def test_what_lies_past_the_drafts_is_never_looked_at(rule, with_logits):
     """NaN in all logits past a row's bonus, right and wild ids past its count."""
@@ -104,7 +168,7 @@ def test_what_lies_past_the_drafts_is_never_looked_at(rule, with_logits):
         np.testing.assert_array_equal(clean.num_accepted_B, dirty.num_accepted_B)
 
 
-@pytest.mark.parametrize("rule", ["standard", "coupled"])
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("with_logits", [False, True])
 def test_rows_do_not_influence_one_another(rule, with_logits):
     """T7: a row together with others, among copies of itself, and permuted; never only in row 0."""
@@ -151,7 +215,7 @@ def test_seeds_do_not_matter_to_greedy_rows():
     np.testing.assert_array_equal(outs[0].token_ids_BJ, outs[1].token_ids_BJ)
 
 
-@pytest.mark.parametrize("rule", ["standard", "coupled"])
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("with_logits", [False, True])
 @pytest.mark.parametrize("params", [{"temperature": 0.0}, {}, {"top_p": 0.5, "top_k": 2, "min_p": 0.1}])
 def test_broken_logits_still_give_ids_in_the_vocabulary(rule, with_logits, params):

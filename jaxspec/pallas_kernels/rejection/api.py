@@ -8,6 +8,9 @@ from jaxtyping import Array, Float, Int32, UInt32
 
 from jaxspec.errors import ConfigError
 from jaxspec.pallas_kernels.rejection import reference, tpu
+from jaxspec.pallas_kernels.rejection.cutoff import row_cutoffs
+from jaxspec.pallas_kernels.rejection.penalties import Penalties
+from jaxspec.pallas_kernels.rejection.rules import BLOCK
 
 Implementation = Literal["auto", "reference", "pallas"]
 
@@ -39,9 +42,13 @@ def reject(
     cu_num_draft_tokens_B: Int32[Array, " B"],
     rule_R: Int32[Array, " R"],
     temperature_R: Float[Array, " R"],
-    cutoff_R: Float[Array, " R"],
+    top_k_R: Int32[Array, " R"],
+    top_p_R: Float[Array, " R"],
+    min_p_R: Float[Array, " R"],
     accept_uniform_R: Float[Array, " R"],
     noise_key_R2: UInt32[Array, "R 2"],
+    accept_rate_N: Float[Array, " N"] | None = None,
+    penalties: Penalties | None = None,
     *,
     rules: tuple[int, ...],
     implementation: Implementation = "auto",
@@ -58,23 +65,38 @@ def reject(
         draft_token_ids_N: an id outside the vocabulary (-1) is a draft that never stands, and nor does what follows.
         target_rows_N: the row that judges draft n. draft_rows_N: its row of draft_logits_NV.
         bonus_rows_B: the row that gives request b's token when all its drafts stand.
-        rule_R: GREEDY: the arg-max of the raw logits, kept while it equals the draft. STANDARD: accept with
-            min(1, p/q), else draw from max(p - q, 0). COUPLED: argmax(log p + noise), kept while it equals the draft.
-        temperature_R: > 0; 1 in greedy rows. cutoff_R: what logits / temperature must reach to be kept at all
-            (`cutoff.row_cutoffs`); -inf in greedy rows.
+        rule_R: one for all rows of a request. GREEDY: the arg-max of the logits, kept while it equals the draft.
+            STANDARD: accept with min(1, p/q), else draw from max(p - q, 0). COUPLED: argmax(log p + noise), kept while
+            it equals the draft. BLOCK: drafts are judged as a whole, see `block`; the first id outside the vocabulary
+            ends the block. NaN and impossible drafts never stand.
+        temperature_R: > 0; 1 in greedy rows. top_k_R, top_p_R, min_p_R: off in greedy rows (`cutoff.row_cutoffs`).
         accept_uniform_R: in (0, 1), for the draft that the row judges.
         noise_key_R2: the key of the noise of the token that the row may emit.
+        accept_rate_N: None, or draft n stands if its uniform is below this and its id in the vocabulary, whatever the
+            logits say (greedy rows too); what follows the drafts is then drawn as the rule says. Not with BLOCK.
+        penalties: None, or what repeats cost the logits before anything else looks at them, in greedy rows too:
+            repetition, then frequency, then presence (`penalties.penalised`).
         rules: the codes that rule_R may hold; what the others need is not even compiled.
     Returns: num_accepted_B, and token_ids_B: the token after them, in [0, V) even if all logits are NaN.
     """
     validate_static(logits_RV, draft_logits_NV)
-    arguments = (
+    if accept_rate_N is not None and BLOCK in rules:
+        raise ValueError("accept_rate_N overrules the logits, BLOCK weighs them as a whole; give one of the two")
+    filters = (temperature_R, top_k_R, top_p_R, min_p_R)
+    drafts = (
         logits_RV, draft_logits_NV, draft_token_ids_N, target_rows_N, draft_rows_N, bonus_rows_B,
-        cu_num_draft_tokens_B, rule_R, temperature_R, cutoff_R, accept_uniform_R, noise_key_R2,
+        cu_num_draft_tokens_B, rule_R,
     )  # fmt: skip
     if pick_implementation(implementation, platform) == "reference":
-        return reference.reject(*arguments, rules=rules)
-    return tpu.reject(*arguments, interpret=platform == "cpu")
+        return reference.reject(
+            *drafts, *filters, accept_uniform_R, noise_key_R2, accept_rate_N, penalties, rules=rules
+        )
+    missing = {"BLOCK": BLOCK in rules, "accept_rate_N": accept_rate_N is not None, "penalties": penalties is not None}
+    if any(missing.values()):
+        names = ", ".join(name for name, is_asked in missing.items() if is_asked)
+        raise ConfigError(f"{implementation=} has no kernel for {names} yet; use 'reference'")
+    cutoff_R = row_cutoffs(logits_RV, *filters)
+    return tpu.reject(*drafts, temperature_R, cutoff_R, accept_uniform_R, noise_key_R2, interpret=platform == "cpu")
 
 
 def validate_static(logits_RV: jax.Array, draft_logits_NV: jax.Array | None) -> None:

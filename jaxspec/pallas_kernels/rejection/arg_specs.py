@@ -31,7 +31,9 @@ class RejectionSpec:
             "cu_num_draft_tokens_B": ((self.num_requests,), jnp.int32),
             "rule_R": ((R,), jnp.int32),
             "temperature_R": ((R,), jnp.float32),
-            "cutoff_R": ((R,), jnp.float32),
+            "top_k_R": ((R,), jnp.int32),
+            "top_p_R": ((R,), jnp.float32),
+            "min_p_R": ((R,), jnp.float32),
             "accept_uniform_R": ((R,), jnp.float32),
             "noise_key_R2": ((R, 2), jnp.uint32),
         }

@@ -10,6 +10,7 @@ top-k beyond them) is searched whole, and only that row.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,35 @@ _Weigh = Callable[[jax.Array, slice | jax.Array], jax.Array]  # entries and the 
 
 _BLOCK = 64
 _NUM_BLOCKS = 64  # a row's candidates: the blocks with the largest maxima. Covers any top-k up to this number
+
+
+class RowFilters(NamedTuple):
+    """What shapes each row's distribution, in the order of `row_cutoffs`' arguments; neutral in greedy rows."""
+
+    temperature_R: jax.Array  # f32 > 0
+    top_k_R: jax.Array  # i32
+    top_p_R: jax.Array  # f32
+    min_p_R: jax.Array  # f32
+
+
+def row_filters(
+    temperature_B: Float[Array, " B"],
+    top_k_B: Int32[Array, " B"],
+    top_p_B: Float[Array, " B"],
+    min_p_B: Float[Array, " B"],
+    *,
+    num_positions: int,
+) -> RowFilters:
+    """A request's filters for each of its positions, R = B * num_positions; temperature 0 is a greedy request."""
+    is_greedy_B = temperature_B == 0
+
+    def per_position(values_B: jax.Array, neutral: float) -> jax.Array:
+        values_B = jnp.where(is_greedy_B, jnp.asarray(neutral, values_B.dtype), values_B)
+        return jnp.repeat(values_B, num_positions)
+
+    return RowFilters(
+        per_position(temperature_B, 1), per_position(top_k_B, 0), per_position(top_p_B, 1), per_position(min_p_B, 0)
+    )
 
 
 def scaled_logits(logits_RV: jax.Array, temperature_R: jax.Array) -> jax.Array:

@@ -5,8 +5,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxspec.pallas_kernels.rejection.argmax import row_argmax, row_gumbel_argmax
-from jaxspec.pallas_kernels.rejection.cutoff import scaled_logits
-from jaxspec.pallas_kernels.rejection.rules import COUPLED, GREEDY, STANDARD
+from jaxspec.pallas_kernels.rejection.block import joint_log_ratios, thresholds
+from jaxspec.pallas_kernels.rejection.cutoff import row_cutoffs, scaled_logits
+from jaxspec.pallas_kernels.rejection.penalties import Penalties, penalised
+from jaxspec.pallas_kernels.rejection.rules import BLOCK, COUPLED, GREEDY, STANDARD
 
 
 def reject(
@@ -19,16 +21,24 @@ def reject(
     cu_num_draft_tokens_B: jax.Array,
     rule_R: jax.Array,
     temperature_R: jax.Array,
-    cutoff_R: jax.Array,
+    top_k_R: jax.Array,
+    top_p_R: jax.Array,
+    min_p_R: jax.Array,
     accept_uniform_R: jax.Array,
     noise_key_R2: jax.Array,
+    accept_rate_N: jax.Array | None,
+    penalties: Penalties | None,
     *,
     rules: tuple[int, ...],
 ) -> tuple[jax.Array, jax.Array]:
     """See `api.reject`, whose arguments these are. Only what the batch's rules need is computed."""
     num_drafts, num_rows = draft_token_ids_N.shape[0], bonus_rows_B.shape[0]
     vocab_size = logits_RV.shape[-1]
-    has_standard = jnp.any(rule_R == STANDARD)
+    if penalties is not None:
+        logits_RV = penalised(logits_RV, penalties, draft_token_ids_N, cu_num_draft_tokens_B)
+    cutoff_R = row_cutoffs(logits_RV, temperature_R, top_k_R, top_p_R, min_p_R)
+    can_draw = STANDARD in rules or BLOCK in rules
+    has_drawn = jnp.any((rule_R == STANDARD) | (rule_R == BLOCK))
 
     pick_R = _picks(logits_RV, rule_R, temperature_R, cutoff_R, noise_key_R2, rules)
 
@@ -50,18 +60,48 @@ def reject(
 
     nothing = (nothing_N, nothing_N, jnp.zeros_like(temperature_R), nothing_N)
     logprob_target_N, logprob_draft_N, log_norm_R, draft_log_norm_N = (
-        lax.cond(has_standard, log_probs, lambda: nothing) if STANDARD in rules else nothing
+        lax.cond(has_drawn, log_probs, lambda: nothing) if can_draw else nothing
     )
 
     # A difference, not log u + log q: where p = q it is exactly 0, above log u whatever u is. NaN compares false.
-    is_likely_N = logprob_target_N - logprob_draft_N > jnp.log(accept_uniform_R)[rows_N]
-    is_possible_N = (logprob_draft_N > -jnp.inf) & (logprob_target_N > -jnp.inf)
-    is_accepted_N = in_vocab_N & jnp.where(
-        rule_R[rows_N] == STANDARD, is_likely_N & is_possible_N, pick_R[rows_N] == draft_token_ids_N
-    )
+    log_ratio_N = logprob_target_N - logprob_draft_N
+    is_possible_N = in_vocab_N & (logprob_draft_N > -jnp.inf) & (logprob_target_N > -jnp.inf)
 
-    num_accepted_B = _accepted_prefixes(is_accepted_N, cu_num_draft_tokens_B)
+    def block() -> tuple[jax.Array, jax.Array]:
+        starts_B = cu_num_draft_tokens_B - num_drafts_B
+        n_N1 = jnp.arange(num_drafts, dtype=jnp.int32)[:, None]
+        before_N, after_N = joint_log_ratios(
+            jnp.where(is_possible_N, log_ratio_N, -jnp.inf),
+            jnp.any(n_N1 == starts_B[None], axis=1),
+            jnp.max(num_drafts_B),
+        )
+        if draft_logits_NV is None:
+            mass_N = jnp.exp(before_N) * -jnp.expm1(logprob_target_N)
+            mass_N = jnp.where(in_vocab_N & (mass_N > 0), mass_N, jnp.float32(0))
+        else:
+            x_NV = _kept_logits(logits_RV[rows_N], temperature_R[rows_N], cutoff_R[rows_N])
+            logprob_target_NV = x_NV - log_norm_R[rows_N][:, None] + before_N[:, None]
+            logprob_draft_NV = _draft_logits(draft_logits_NV[draft_rows_N]) - draft_log_norm_N[draft_rows_N][:, None]
+            excess_NV = jnp.exp(logprob_target_NV) - jnp.exp(logprob_draft_NV)
+            mass_N = jnp.where(excess_NV > 0, excess_NV, jnp.float32(0)).sum(axis=-1)
+        # A placeholder ends the block: it was drawn from nothing, so nothing is owed for what it might have been.
+        is_last_N = jnp.any(n_N1 + 1 == cu_num_draft_tokens_B[None], axis=1) | ~jnp.roll(in_vocab_N, -1)
+        return before_N, thresholds(after_N, mass_N, is_last_N)
+
     num_drafts_B = jnp.diff(cu_num_draft_tokens_B, prepend=jnp.int32(0))
+    uniform_N, rule_N, rule_B = accept_uniform_R[rows_N], rule_R[rows_N], rule_R[bonus_rows_B]
+    log_joint_N = nothing_N
+    if accept_rate_N is not None:
+        is_accepted_N = in_vocab_N & (uniform_N < accept_rate_N)
+    else:
+        is_likely_N = is_possible_N & (log_ratio_N > jnp.log(uniform_N))
+        is_accepted_N = jnp.where(rule_N == STANDARD, is_likely_N, in_vocab_N & (pick_R[rows_N] == draft_token_ids_N))
+    num_accepted_B = _accepted_prefixes(is_accepted_N, cu_num_draft_tokens_B)
+    if BLOCK in rules and num_drafts > 0:
+        log_joint_N, threshold_N = lax.cond(jnp.any(rule_R == BLOCK), block, lambda: (nothing_N, nothing_N))
+        longest_B = _longest_accepted(in_vocab_N & (uniform_N <= threshold_N), cu_num_draft_tokens_B)
+        num_accepted_B = jnp.where(rule_B == BLOCK, longest_B, num_accepted_B)
+
     is_bonus_B = num_accepted_B == num_drafts_B
     if num_drafts == 0:
         cut_rows_B, cut_N = bonus_rows_B, None
@@ -81,7 +121,8 @@ def reject(
             is_whole_B = is_bonus_B
         else:
             draft_rows_B = draft_rows_N[cut_N]
-            logprob_target_BV = x_BV - log_norm_R[cut_rows_B][:, None]
+            log_scale_B = jnp.where(rule_B == BLOCK, log_joint_N[cut_N], jnp.float32(0))
+            logprob_target_BV = x_BV - log_norm_R[cut_rows_B][:, None] + log_scale_B[:, None]
             logprob_draft_BV = _draft_logits(draft_logits_NV[draft_rows_B]) - draft_log_norm_N[draft_rows_B][:, None]
             excess_BV = jnp.exp(logprob_target_BV) - jnp.exp(logprob_draft_BV)
             # Should rounding leave no excess at all, the target itself; below the smallest real excess till then.
@@ -90,10 +131,10 @@ def reject(
             is_whole_B = is_bonus_B | ~in_vocab_N[cut_N]
         return row_gumbel_argmax(jnp.where(is_whole_B[:, None], x_BV, residual_BV), key_B2)
 
-    if STANDARD not in rules:
+    if not can_draw:
         return num_accepted_B, pick_R[cut_rows_B]
-    drawn_B = lax.cond(has_standard, draw, lambda: jnp.zeros((num_rows,), jnp.int32))
-    return num_accepted_B, jnp.where(rule_R[cut_rows_B] == STANDARD, drawn_B, pick_R[cut_rows_B])
+    drawn_B = lax.cond(has_drawn, draw, lambda: jnp.zeros((num_rows,), jnp.int32))
+    return num_accepted_B, jnp.where((rule_B == STANDARD) | (rule_B == BLOCK), drawn_B, pick_R[cut_rows_B])
 
 
 def _picks(logits_RV, rule_R, temperature_R, cutoff_R, noise_key_R2, rules: tuple[int, ...]) -> jax.Array:
@@ -139,3 +180,12 @@ def _accepted_prefixes(is_accepted_N: jax.Array, cu_num_draft_tokens_B: jax.Arra
     start_B = jnp.concatenate([jnp.zeros((1,), jnp.int32), cu_num_draft_tokens_B[:-1]])
     first_B = jnp.concatenate([rejected_N, jnp.full((1,), num_drafts, jnp.int32)])[start_B]
     return jnp.minimum(first_B, cu_num_draft_tokens_B) - start_B
+
+
+def _longest_accepted(is_accepted_N: jax.Array, cu_num_draft_tokens_B: jax.Array) -> jax.Array:
+    """How many drafts of each segment come up to and with its last accepted one."""
+    n = jnp.arange(is_accepted_N.shape[0], dtype=jnp.int32)
+    accepted_N = lax.cummax(jnp.where(is_accepted_N, n, -1))
+    start_B = jnp.concatenate([jnp.zeros((1,), jnp.int32), cu_num_draft_tokens_B[:-1]])
+    last_B = jnp.concatenate([jnp.full((1,), -1, jnp.int32), accepted_N])[cu_num_draft_tokens_B]
+    return jnp.maximum(last_B + 1 - start_B, 0)
