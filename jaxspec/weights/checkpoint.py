@@ -102,14 +102,13 @@ def open_tensors(folder: str | os.PathLike[str], quantization_config: Mapping[st
 def main_dtype(reader: Reader) -> str:
     """The dtype that most values have: config.json may be silent or wrong about it.
 
-    A quantised checkpoint counts as bfloat16, which rounds by less than what quantisation has lost already.
+    Quantised values count as bfloat16, which rounds by less than what quantisation has lost already.
     """
-    if isinstance(reader, Float8Reader) or (isinstance(reader, GgufReader) and reader.is_quantized):
-        return "bfloat16"
     sizes = Counter[str]()
     for info in reader.tensors.values():
-        if info.dtype.name in ("float32", "float16", "bfloat16"):
-            sizes[info.dtype.name] += math.prod(info.shape)
+        name = "bfloat16" if info.is_quantized else info.dtype.name
+        if name in ("float32", "float16", "bfloat16"):
+            sizes[name] += math.prod(info.shape)
     return sizes.most_common(1)[0][0] if sizes else "float32"
 
 

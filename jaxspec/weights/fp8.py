@@ -57,7 +57,7 @@ class Float8Reader:
             _spread(reader.tensors[scale].shape, reader.tensors[name].shape, block, f"{scale} (for {name})")
         unlisted = set(self._scales.values())
         self.tensors = {
-            name: TensorInfo(info.shape, np.dtype(np.float32)) if name in self._scales else info
+            name: TensorInfo(info.shape, np.dtype(np.float32), True) if name in self._scales else info
             for name, info in reader.tensors.items()
             if name not in unlisted and name.rpartition(".")[2] not in _UNREAD
         }

@@ -44,18 +44,12 @@ class GgufReader:
         self._entries = header.tensors
         self._places = {name: _place(self.path, name, tensor) for name, tensor in header.tensors.items()}
         self.tensors = {
-            name: TensorInfo(tensor.shape, _PLAIN_DTYPES.get(self._places[name][0], np.dtype(np.float32)))
+            name: TensorInfo(tensor.shape, plain or np.dtype(np.float32), is_quantized=plain is None)
             for name, tensor in header.tensors.items()
+            for plain in (_PLAIN_DTYPES.get(self._places[name][0]),)
         }
         self._check_extents(header.file_bytes)
         self._file: MappedFile | None = MappedFile(self.path)
-
-    @property
-    def is_quantized(self) -> bool:
-        """Whether more than half of the values are stored in blocks of a few bits each."""
-        sizes = {name: math.prod(info.shape) for name, info in self.tensors.items()}
-        packed = sum(size for name, size in sizes.items() if self._places[name][0] not in _PLAIN_DTYPES)
-        return 2 * packed > sum(sizes.values())
 
     def read(self, name: str, dtype: np.dtype | None = None) -> np.ndarray:
         """One tensor, cast to `dtype` if given; plain types are views of the file, quantised ones fresh arrays.

@@ -67,7 +67,7 @@ def check(reader: Reader, specs: Any, table: NameTable) -> list[str]:
             f"{name} {list(info.shape)} {info.dtype}" for name, info in zip(names, infos, strict=True)
         )
         try:
-            shape = _shape_of(source, infos)
+            shape = shape_of(source, infos)
         except ValueError:
             shape = None
         if shape != tuple(spec.shape):
@@ -90,7 +90,7 @@ def check(reader: Reader, specs: Any, table: NameTable) -> list[str]:
     return list(ignored)
 
 
-def _shape_of(source: TensorSource, infos: list[TensorInfo]) -> tuple[int, ...]:
+def shape_of(source: TensorSource, infos: list[TensorInfo]) -> tuple[int, ...]:
     """The shape that transforming and joining would give, found on stand-ins of stride 0 instead of weights."""
     shapes = []
     for index, info in enumerate(infos):

@@ -19,6 +19,7 @@ class TensorInfo:
 
     shape: tuple[int, ...]
     dtype: np.dtype
+    is_quantized: bool = False
 
 
 def is_shape(sizes: Sequence[int]) -> bool:

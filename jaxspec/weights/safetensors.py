@@ -23,7 +23,7 @@ SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
-_DTYPES = {
+DTYPES = {
     "BOOL": np.bool_,
     "U8": np.uint8,
     "I8": np.int8,
@@ -130,12 +130,12 @@ def read_safetensors_header(path: Path) -> dict[str, tuple[TensorInfo, int, int]
 def _entry(path: Path, name: str, entry: Any, base: int, data_bytes: int) -> tuple[TensorInfo, int, int]:
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
         raise corrupt(path, f"the entry of tensor {name!r} must hold dtype, shape and data_offsets, got {entry!r:.200}")
-    if not isinstance(entry["dtype"], str) or entry["dtype"] not in _DTYPES:
-        raise WeightsError(f"{path}: tensor {name!r} has dtype {entry['dtype']!r:.50}; supported: {', '.join(_DTYPES)}")
+    if not isinstance(entry["dtype"], str) or entry["dtype"] not in DTYPES:
+        raise WeightsError(f"{path}: tensor {name!r} has dtype {entry['dtype']!r:.50}; supported: {', '.join(DTYPES)}")
     shape, offsets = entry["shape"], entry["data_offsets"]
     if not _are_sizes(shape) or not is_shape(shape) or not _are_sizes(offsets) or len(offsets) != 2:
         raise corrupt(path, f"tensor {name!r} has shape {shape!r:.100} and data_offsets {offsets!r:.100}")
-    dtype = np.dtype(_DTYPES[entry["dtype"]])
+    dtype = np.dtype(DTYPES[entry["dtype"]])
     begin, stop = offsets
     if not begin <= stop <= data_bytes:
         raise corrupt(path, f"tensor {name!r} lies at {offsets} of {data_bytes} data bytes")

@@ -9,6 +9,7 @@ import pytest
 
 import jaxspec.weights.gguf as reader_module
 from jaxspec.errors import JaxspecError, WeightsError
+from jaxspec.weights.checkpoint import main_dtype
 from jaxspec.weights.gguf import GgufReader
 
 BLOCK = 32  # values in a block of Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0
@@ -227,6 +228,7 @@ def test_a_file_is_quantised_when_most_of_its_values_are(tmp_path):
     raw = random_blocks(np.random.default_rng(7), 64, 34, 1).reshape(16, -1)  # 16 x 128 values as Q8_0
     norm = np.ones(128, np.float32)
     with GgufReader(write(tmp_path / "q.gguf", {"x": (raw, "Q8_0"), "norm": norm})) as reader:
-        assert reader.is_quantized
+        assert main_dtype(reader) == "bfloat16"
+        assert {name: info.is_quantized for name, info in reader.tensors.items()} == {"x": True, "norm": False}
     with GgufReader(write(tmp_path / "f.gguf", {"x": (raw, "Q8_0"), "y": np.ones((17, 128), np.float32)})) as reader:
-        assert not reader.is_quantized
+        assert main_dtype(reader) == "float32"

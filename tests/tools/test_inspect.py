@@ -1,0 +1,107 @@
+"""Host. `jaxspec inspect`: every kind of checkpoint is named, and what would be refused is refused with the reason."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from jaxspec.tools.inspect import inspect, main
+from jaxspec.weights.drafters import drafter_kind
+from jaxspec.weights.reader import TensorInfo
+from tests.oracle.folders import TINY, add_tokenizer
+
+DRAFTERS = {
+    "eagle1": "eagle", "eagle1-fcbias": "eagle", "eagle3": "eagle3", "eagle3-speculators": "eagle3",
+    "medusa": "medusa", "mlp-speculator": "mlp_speculator", "mlp-speculator-tied": "mlp_speculator", "dflash": "dflash",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_drafters(name):
+    found = inspect(str(TINY / name))
+    assert (found["drafter"], found["refused_because"]) == (DRAFTERS[name], None)
+    assert found["format"] == ("torch" if name.startswith(("eagle1", "medusa")) or name == "eagle3" else "safetensors")
+
+
+def infos(**shapes):
+    return {name.replace("__", "."): TensorInfo(shape, np.dtype(np.float32)) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize(
+    ("config", "tensors", "kind"),
+    [
+        ({"speculators_model_type": "peagle"}, {}, "p_eagle"),
+        ({"model_type": "eagle"}, {}, "eagle"),
+        ({"architectures": ["LlamaForCausalLMEagle3"]}, {}, "eagle3"),
+        ({"architectures": ["LlamaForCausalLMEagle"]}, {}, "eagle"),
+        ({"architectures": ["Qwen3DSparkModel"]}, {}, "dspark"),
+        ({}, infos(d2t=(5,)), "eagle3"),
+        ({}, infos(fc__weight=(8, 24)), "eagle3"),
+        ({}, infos(fc__weight=(8, 16)), "eagle"),
+        ({}, infos(model__fc__weight=(8, 16)), "eagle"),
+        ({}, infos(mask_hidden=(1, 1, 24), d2t=(5,)), "p_eagle"),
+        ({}, infos(hidden_norm__weight=(8,), layers__0__self_attn__q_norm__weight=(4,)), "dflash"),
+        ({}, {"0.0.linear.weight": TensorInfo((8, 8), np.dtype(np.float32))}, "medusa"),
+        ({"model_type": "llama"}, infos(model__embed_tokens__weight=(9, 8)), None),
+        ({"architectures": "LlamaForCausalLM", "model_type": 3}, {}, None),
+    ],
+)
+def test_kinds_by_config_and_tensors(config, tensors, kind):
+    assert drafter_kind(config, tensors) == kind
+
+
+def test_a_target(tmp_path):
+    folder = add_tokenizer(shutil.copytree(TINY / "llama31", tmp_path / "x"))
+    arrays = load_file(folder / "model.safetensors")
+    buffer = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    save_file(arrays | {buffer: np.ones(6, np.float32)}, folder / "model.safetensors")
+    found = inspect(str(folder))
+    assert found["family"] == "llama"
+    assert found["num_parameters"] == sum(array.size for array in arrays.values()) + 6
+    assert found["values_by_dtype"] == {"float32": found["num_parameters"]}
+    assert found["num_bytes"] == (folder / "model.safetensors").stat().st_size
+    assert found["ignored"] == [buffer]
+    assert found["tokenizer"]["has_chat_template"]
+    assert "target model, 3 layers, vocabulary 128, dtype float32" in found["loads_as"]
+    assert (found["drafter"], found["refused_because"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"num_hidden_layers": 4}, ["missing", "model.layers.3"]),
+        ({"model_type": "qwen3_next", "architectures": ["Qwen3NextForCausalLM"]}, ["Qwen3NextForCausalLM"]),
+        ({"quantization_config": {"quant_method": "awq"}}, ["awq"]),
+    ],
+)
+def test_refusals(config, words, tmp_path, capsys):
+    folder = shutil.copytree(TINY / "llama", tmp_path / "x")
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(values | config))
+    assert main([str(folder), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert all(word in found["refused_because"] for word in words)
+    assert main([str(folder)]) == 1
+    told = capsys.readouterr().out
+    assert "because" in told
+    assert all(word in told for word in words)
+
+
+def test_places_without_a_checkpoint(tmp_path, capsys):
+    assert main([str(tmp_path), "--json"]) == 1
+    assert "no config.json" in json.loads(capsys.readouterr().out)["refused_because"]
+    assert main([str(tmp_path / "absent.gguf")]) == 1
+    assert "refused because" in capsys.readouterr().out
+
+
+def test_people_and_programs_are_told_the_same(capsys):
+    assert main([str(TINY / "qwen3-bf16")]) == 0
+    told = capsys.readouterr().out
+    assert main([str(TINY / "qwen3-bf16"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["loads_as"] in told
+    assert found["path"] in told
+    assert "bfloat16" in told
+    assert "prompts must be token ids" in told
