@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from jaxspec.config.gguf_header import read_gguf_header
 from jaxspec.errors import ConfigError, WeightsError
 from jaxspec.models.registry import family_of
 from jaxspec.text.tokenizer import load_tokenizer
@@ -196,12 +197,12 @@ def test_sizes():
 
 def cut_down(path, target, num_layers):
     """The first layers of a GGUF file, its tensors' bytes as they are."""
-    original = gguf.GGUFReader(path)
+    original, values = gguf.GGUFReader(path), read_gguf_header(path).metadata
     writer = gguf.GGUFWriter(target, "llama")
     for field in original.fields.values():
         if field.name.startswith("GGUF.") or field.name == "general.architecture":
             continue
-        value = num_layers if field.name == "llama.block_count" else field.contents()
+        value = num_layers if field.name == "llama.block_count" else values[field.name]
         kinds = (*field.types, None)
         writer.add_key_value(field.name, value, kinds[0], kinds[1] if kinds[0] == gguf.GGUFValueType.ARRAY else None)
     for tensor in original.tensors:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxspec.errors import ConfigError, WeightsError
+from jaxspec.tools.convert import convert
 from jaxspec.weights.checkpoint import open_checkpoint, open_tensors
 from jaxspec.weights.fp8 import Float8Reader, weight_block
 from tests.weights.test_load import MemoryReader
@@ -93,29 +94,41 @@ def pack(arrays):
     return len(text).to_bytes(8, "little") + text + data
 
 
+DOWN = "model.layers.1.mlp.down_proj.weight"  # [48, 64]
+
+
 @pytest.fixture
 def folder(tiny_goldens, tmp_path):
-    """The golden Llama with one matrix as DeepSeek publishes its own, in blocks of 16 by 16."""
+    """The golden Llama with its layers' matrices as DeepSeek publishes its own, in blocks of 16 by 16."""
     folder = shutil.copytree(tiny_goldens / "llama", tmp_path / "llama")
     with open_tensors(folder) as reader:
         arrays = {name: np.array(reader.read(name)) for name in reader.tensors}
-    name = "model.layers.1.mlp.down_proj.weight"
-    arrays[name] = arrays[name].astype(E4M3)
-    arrays[f"{name}_scale_inv"] = scales(3, 4)
+    for name in [name for name in arrays if ".mlp." in name or ".self_attn." in name]:
+        arrays[name] = arrays[name].astype(E4M3)
+        arrays[f"{name}_scale_inv"] = scales(*(-(-size // 16) for size in arrays[name].shape))
     (folder / "model.safetensors").write_bytes(pack(arrays))
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [16, 16]}
     (folder / "config.json").write_text(json.dumps(config))
-    return folder, arrays[name], arrays[f"{name}_scale_inv"]
+    return folder, arrays[DOWN], arrays[f"{DOWN}_scale_inv"]
 
 
 def test_a_folder(folder):
     path, values, scale = folder
+    assert (values.shape, scale.shape) == ((48, 64), (3, 4))
     with open_checkpoint(path) as checkpoint:
         assert checkpoint.config.dtype == "bfloat16"
-        np.testing.assert_array_equal(
-            checkpoint.reader.read("model.layers.1.mlp.down_proj.weight"), by_hand(values, scale, 16, 16)
-        )
+        np.testing.assert_array_equal(checkpoint.reader.read(DOWN), by_hand(values, scale, 16, 16))
+
+
+def test_it_converts_to_a_full_folder(folder, tmp_path):
+    path, values, scale = folder
+    done = convert(str(path), tmp_path / "out")
+    with open_checkpoint(tmp_path / "out") as checkpoint:
+        found = checkpoint.reader.read(DOWN)
+    assert found.dtype == BF16
+    np.testing.assert_array_equal(found, by_hand(values, scale, 16, 16).astype(BF16))
+    assert "quantization_config is dropped" in done.notes[0]
 
 
 def test_a_config_that_says_fp8_of_a_folder_without_it(folder, tiny_goldens):
