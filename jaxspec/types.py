@@ -11,7 +11,9 @@ Axis letters, everywhere: an array's name ends in its axes, in this order.
     P  pages in the pool               S  slots in a page
     M  pages a row may hold            C  tokens a row may hold
     R  flattened verified positions, B * J; in the engine's row tables, their rows
-    W  stop ids a row may have
+    W  stop ids a row may have         E  entries of a row's logit_bias
+    Z  bad words a row may have        Y  tokens of a bad word
+    U  32-bit words of a mask over V   X  what a docstring says
 """
 
 from dataclasses import dataclass
@@ -80,3 +82,13 @@ class SamplingTable:
     frequency_B: jax.Array  # f32, the same for each time it occurs; 0 = off
     repetition_B: jax.Array  # f32 > 0, divides a positive logit of an id in prompt or output, else multiplies; 1 = off
     key_B2: jax.Array  # u32, the request's key
+
+
+@struct.dataclass
+class TokenLogprobs:
+    """Log-probabilities at J positions a row; what was not asked for holds zeros. X: the likeliest tokens kept."""
+
+    chosen_BJ: jax.Array  # f32, of the token emitted at the position
+    rank_BJ: jax.Array  # i32, 1 = no token is likelier
+    top_ids_BJX: jax.Array  # i32, likeliest first
+    top_BJX: jax.Array  # f32

@@ -83,7 +83,7 @@ def time_parts(core: EngineCore, batch_rows: int, *, repeats: int) -> dict[str, 
     chunk = pack.pack_chunk(first.row, 0, num_tokens, first.pages, shapes.pages_per_row)
 
     def prefill() -> Any:
-        core.state = parts.programs.prefill(weights, core.state, chunk)
+        core.state, _ = parts.programs.prefill(weights, core.state, chunk)
         return core.state.len_R
 
     runs: dict[str, Callable[[], Any]] = {

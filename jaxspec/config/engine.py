@@ -7,6 +7,8 @@ from pydantic import Field
 from jaxspec.config.base import StrictConfig
 from jaxspec.config.speculative import SpeculativeConfig
 
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
+
 
 class EngineConfig(StrictConfig):
     """Everything the engine is built from. None and "auto" are settled once, by `resolve`."""
@@ -66,6 +68,15 @@ class EngineConfig(StrictConfig):
         False,
         description="one row shape for all rounds, at the highest matmul precision: with drafts and without, a token "
         "has the same logits; rounds without drafts get slower",
+    )
+    max_logprobs: int = Field(
+        20, ge=-1, description="most logprobs and prompt_logprobs a request may ask for; -1: the whole vocabulary"
+    )
+    logprobs_mode: LogprobsMode = Field(
+        "raw_logprobs", description="what logprobs are of: the model's own logits, or what tokens are drawn from"
+    )
+    enable_structured_outputs: bool = Field(
+        True, description="compile what grammars and a request's own logits processors need; false refuses those"
     )
     compilation_cache_dir: str | None = Field(
         "auto", description="folder of compiled programs, null for none; auto: jaxspec's folder in the user's cache"

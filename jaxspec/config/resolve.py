@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from jaxspec.config.engine import EngineConfig
+from jaxspec.config.engine import EngineConfig, LogprobsMode
 from jaxspec.config.hardware import HardwareFacts
 from jaxspec.config.model import ModelConfig
 from jaxspec.config.schedule import dense_schedule
@@ -68,6 +68,9 @@ class ResolvedConfig(BaseModel):
     speculative_config: ResolvedSpeculative | None
     rounds_per_batch: int
     exact: bool
+    max_logprobs: int
+    logprobs_mode: LogprobsMode
+    enable_structured_outputs: bool
     compilation_cache_dir: str | None
     implementation: Literal["reference", "pallas"]
 
@@ -116,6 +119,13 @@ def resolve(config: EngineConfig, hardware: HardwareFacts, models: ModelFacts) -
             else config.rounds_per_batch
         ),
         exact=config.exact,
+        max_logprobs=(
+            models.target.vocab_size
+            if config.max_logprobs == -1
+            else min(config.max_logprobs, models.target.vocab_size)
+        ),
+        logprobs_mode=config.logprobs_mode,
+        enable_structured_outputs=config.enable_structured_outputs,
         compilation_cache_dir=_compilation_cache_dir(config, hardware),
         implementation=(
             _chose("implementation", "pallas" if hardware.platform == "tpu" else "reference", hardware.platform)

@@ -5,7 +5,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from jaxspec.config.engine import EngineConfig
@@ -19,6 +19,7 @@ from jaxspec.metrics.acceptance import log_line
 from jaxspec.metrics.prometheus import EngineMetrics
 from jaxspec.proposers.base import HostProposer, Proposer
 from jaxspec.sampling.params import SamplingParams
+from jaxspec.sampling.processors import LogitsProcessor
 from jaxspec.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -54,10 +55,17 @@ class AsyncEngine:
     Commands reach the thread through one queue and are taken between steps.
     """
 
-    def __init__(self, config: EngineConfig, *, proposer: Proposer | HostProposer | None = None):
-        """config: as the user gave it; proposer: your own drafter, with method "custom"."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        proposer: Proposer | HostProposer | None = None,
+        logits_processors: Sequence[LogitsProcessor] = (),
+    ):
+        """config: as the user gave it; proposer, logits_processors: as `Engine`'s."""
         self._config = config
         self._proposer = proposer
+        self._logits_processors = tuple(logits_processors)
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         self._asking = threading.Lock()  # so that no command enters the queue once the thread has stopped
         self._clients: dict[str, _Client] = {}  # touched by the engine's thread alone
@@ -163,7 +171,9 @@ class AsyncEngine:
 
     def _run(self) -> None:
         try:
-            core = EngineCore(build(self._config, custom_proposer=self._proposer))
+            core = EngineCore(
+                build(self._config, custom_proposer=self._proposer, logits_processors=self._logits_processors)
+            )
             self._core = core
             self._ready.set()
             logger.info("ready")
@@ -183,7 +193,7 @@ class AsyncEngine:
             for request in core.step():
                 client = self._clients.get(request.request_id)
                 if client is not None:
-                    client.send(request.output())
+                    client.send(request.error or request.output())
                     if request.is_finished:
                         del self._clients[request.request_id]
             if (now := time.monotonic()) - logged >= LOG_EVERY_S:

@@ -22,10 +22,11 @@ from jaxspec.models.registry import family_of
 from jaxspec.proposers.base import HostProposer, Proposer, no_proposer
 from jaxspec.proposers.draft_model import draft_model
 from jaxspec.proposers.ngram import ngram
+from jaxspec.sampling.processors import LogitsProcessor
 from jaxspec.step.pack import geometric_buckets
 from jaxspec.step.programs import Programs, Shapes
-from jaxspec.step.rounds import Target
 from jaxspec.step.state import DecodeState, initial_state
+from jaxspec.step.target import Target
 from jaxspec.text.tokenizer import Tokenizer, load_tokenizer
 from jaxspec.types import ArraySpec
 from jaxspec.weights.aliases import resolve_model
@@ -50,13 +51,18 @@ class EngineParts:
 
 
 def build(
-    config: EngineConfig, *, custom_proposer: Proposer | HostProposer | None = None, show_progress: bool = False
+    config: EngineConfig,
+    *,
+    custom_proposer: Proposer | HostProposer | None = None,
+    logits_processors: tuple[LogitsProcessor, ...] = (),
+    show_progress: bool = False,
 ) -> EngineParts:
     """Open the checkpoints, settle the config, load, and compile every program.
 
     Args:
         config: as the user gave it.
         custom_proposer: who guesses when the method is "custom".
+        logits_processors: compiled into every round, in this order.
         show_progress: draw a bar while compiling.
 
     Raises:
@@ -83,28 +89,33 @@ def build(
         resolved, draft_checkpoint.config if draft_checkpoint else None, custom_proposer
     )
     drafting = resolved.speculative_config
-    if drafting is not None and drafting.num_speculative_tokens_per_batch_size is not None:
-        raise ConfigError("num_speculative_tokens_per_batch_size is not supported yet; leave it out")
-    # Without speculation as under "coupled": a seed then gives one text, whoever drafts.
     family = family_of(checkpoint.config.family)
     target = Target(
         at_highest_precision(family) if resolved.exact else family,
         checkpoint.config,
+        # Without speculation as under "coupled": a seed then gives one text, whoever drafts.
         drafting.rejection_sample_method if drafting is not None else "coupled",
         resolved.implementation,
         platform,
-        resolved.exact,
-        drafting.synthetic_rates or () if drafting is not None else (),
+        exact=resolved.exact,
+        synthetic_rates=drafting.synthetic_rates or () if drafting is not None else (),
+        max_logprobs=resolved.max_logprobs,
+        logprobs_mode=resolved.logprobs_mode,
+        processors=logits_processors,
     )
     page_dtype = jnp.dtype(resolved.kv_cache_dtype)
     state = initial_state(
         max_rows=resolved.max_num_seqs,
         max_model_len=resolved.max_model_len,
+        vocab_size=checkpoint.config.vocab_size,
         pool=jnp.zeros(pool_shape(checkpoint.config, resolved.num_pages, resolved.block_size), page_dtype),
         proposer_state=proposer.init(resolved.max_num_seqs + 1),
+        processors=logits_processors,
     )
     most_rows, most_tokens = resolved.max_num_seqs, resolved.max_num_batched_tokens
+    split_rows = (most_rows,) if resolved.exact else tuple(dict.fromkeys((1, most_rows)))
     shapes = Shapes(
+        split_rows=split_rows if resolved.enable_structured_outputs else (),
         # The products of one bucket may be summed in another order than those of the next.
         batch_rows=(most_rows,) if resolved.exact else geometric_buckets(1, most_rows, 2),
         chunk_tokens=(most_tokens,) if resolved.exact else geometric_buckets(min(16, most_tokens), most_tokens, 4),

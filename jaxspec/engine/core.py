@@ -9,19 +9,24 @@ import numpy as np
 
 from jaxspec.engine.build import EngineParts
 from jaxspec.engine.commit import Progress
+from jaxspec.engine.host_edits import HostEdits
+from jaxspec.engine.logprobs import describe, on_host
+from jaxspec.engine.outputs import TokenLogprobs
 from jaxspec.engine.request import Prompt, Request, Sequence, check_prompt_token_ids
 from jaxspec.errors import CapacityError, ConfigError, RequestError
 from jaxspec.keys import request_key
 from jaxspec.metrics.acceptance import AcceptanceStats
 from jaxspec.metrics.prometheus import EngineMetrics
 from jaxspec.rejection.rows import parse_output
+from jaxspec.sampling.edit_table import check_ids, check_leaves_a_token, edit_row, mask_words
 from jaxspec.sampling.params import SamplingParams
 from jaxspec.sampling.table import table_row
 from jaxspec.scheduler.request import SequenceState
 from jaxspec.scheduler.scheduler import Scheduler
 from jaxspec.step import pack
 from jaxspec.step.compiles import compile_count
-from jaxspec.step.state import Batch
+from jaxspec.step.state import Batch, RoundOutput
+from jaxspec.text.bad_words import bad_word_token_ids
 from jaxspec.text.detokenizer import IncrementalDetokenizer
 from jaxspec.types import Drafts
 
@@ -79,19 +84,32 @@ class EngineCore:
             raise RequestError(
                 f"a prompt is a string or {{'prompt_token_ids': [...]}}, got {prompt!r:.80}", param="prompt"
             )
-        if params.stop and tokenizer is None:
-            raise RequestError(
-                "stop strings need a tokenizer, which this model has not; use stop_token_ids", param="stop"
-            )
-        model = self.parts.target.config
-        ids = check_prompt_token_ids(ids, vocab_size=model.vocab_size, max_model_len=self.config.max_model_len)
-        for token_id in params.stop_token_ids or ():
-            if not 0 <= token_id < model.vocab_size:
-                raise RequestError(
-                    f"stop token id {token_id} is outside the vocabulary [0, {model.vocab_size})",
-                    param="stop_token_ids",
-                )
+        vocab_size = self.parts.target.config.vocab_size
+        ids = check_prompt_token_ids(ids, vocab_size=vocab_size, max_model_len=self.config.max_model_len)
+        self._check_params(params, vocab_size)
         return text, ids
+
+    def _check_params(self, params: SamplingParams, vocab_size: int) -> None:
+        if self.parts.tokenizer is None:
+            for param in ("stop", "bad_words"):
+                if getattr(params, param):
+                    raise RequestError(
+                        f"{param} needs a tokenizer, which this model has not; use token ids", param=param
+                    )
+        check_ids("stop_token_ids", params.stop_token_ids or (), vocab_size)
+        for param in ("logprobs", "prompt_logprobs"):
+            wish, most = getattr(params, param), self.config.max_logprobs
+            if wish is not None and (vocab_size if wish == -1 else wish) > most:
+                raise RequestError(
+                    f"{param}={wish} must not exceed the engine's max_logprobs={most}; ask for fewer or raise it",
+                    param=param,
+                )
+        if params.logits_processors and not self.config.enable_structured_outputs:
+            raise RequestError(
+                "logits_processors need an engine with enable_structured_outputs; build it so",
+                param="logits_processors",
+            )
+        check_leaves_a_token(params, self._bad_words_ids(params), self._stop_ids(params), vocab_size)
 
     def add_request(self, request_id: str, prompt: Prompt, params: SamplingParams) -> Request:
         """Queue a request.
@@ -105,6 +123,7 @@ class EngineCore:
         text, ids = self.check(prompt, params)
         seed = params.seed if params.seed is not None else int(self._seeds.integers(2**63))
         request = Request(request_id, text, ids, params, [])
+        request.prompt_logprobs = None if params.prompt_logprobs is None else [None]
         for index in range(params.n):
             request.sequences.append(self._new_sequence(request, index, request_key(seed, index)))
         try:
@@ -135,7 +154,7 @@ class EngineCore:
         return request
 
     def step(self) -> list[Request]:
-        """Run one plan; returns the requests that gained tokens or ended."""
+        """Run one plan; returns the requests that gained tokens or ended, by an error of their own (`error`) too."""
         plan = self.scheduler.plan()
         for state in plan.admitted:
             request, sequence = self._sequences[state.sequence_id]
@@ -145,9 +164,13 @@ class EngineCore:
             packed = pack.pack_chunk(
                 state.row, chunk.start, chunk.num_tokens, state.pages, self._programs.shapes.pages_per_row
             )
-            self.state = self._programs.prefill(self._weights, self.state, packed)
+            request, sequence = self._sequences[state.sequence_id]
+            self.state, hidden_1TD = self._programs.prefill(self._weights, self.state, packed)
+            if request.prompt_logprobs is not None and sequence.index == 0:
+                arrays = on_host(self._programs.prompt_logprobs(self._weights, self.state, packed, hidden_1TD))
+                scored = request.prompt_token_ids[chunk.start + 1 : chunk.start + 1 + chunk.num_tokens]
+                request.prompt_logprobs += self._describe(arrays, 0, scored, request.params.prompt_logprobs)
             if state.num_to_prefill == 0:
-                request, sequence = self._sequences[state.sequence_id]
                 self.metrics.observe_prompt(state.num_prompt_tokens)
                 self._observe_on_host(request, sequence)
         touched: dict[str, Request] = {}
@@ -158,72 +181,129 @@ class EngineCore:
 
     def running_batch(self) -> Batch:
         """The batch that the next step would decode, for benchmarks that run it on their own."""
-        return self._pack(self.scheduler.decoding)
+        return self._pack(self.scheduler.decoding, self._programs.shapes.batch_rows)
 
     def _decode(self, rows: SequenceOf[tuple[Request, Sequence]], touched: dict[str, Request]) -> None:
-        states = [sequence.state for _, sequence in rows]
-        batch = self._pack(states)
-        if self._host_proposer is not None:
-            drafts = self._host_drafts([state.sequence_id for state in states], batch.rows_B.shape[0])
-            self.state, output = self._programs.verify_commit(self._weights, self.state, batch, drafts)
-            packed_RBX = np.asarray(output.packed_BX)[None]
-        else:
-            # Prompts that wait, or wait for their next chunk, wait for one round at most.
-            num_rounds = self._programs.shapes.max_rounds if self.scheduler.only_decodes else 1
-            self.state, output = self._programs.decode_rounds(self._weights, self.state, batch, num_rounds)
-            packed_RBX = np.asarray(output.packed_BX)
+        outputs = self._run_rounds(rows, touched)
+        packed_RBX = np.asarray(outputs.packed_BX)
+        wants_logprobs = any(sequence.logprobs is not None for _, sequence in rows)
+        logprobs = on_host(outputs.logprobs) if wants_logprobs else None
         now = time.monotonic()
         vocab_size = self.parts.target.config.vocab_size
-        for packed_BX in packed_RBX[:, : len(rows)]:
+        for round_index, packed_BX in enumerate(packed_RBX[:, : len(rows)]):
             blocks = parse_output(packed_BX[:, :-2].tolist(), vocab_size)
-            for (request, sequence), block, (num_drafted, num_accepted) in zip(
-                rows, blocks, packed_BX[:, -2:].tolist(), strict=True
+            for row, ((request, sequence), block, (num_drafted, num_accepted)) in enumerate(
+                zip(rows, blocks, packed_BX[:, -2:].tolist(), strict=True)
             ):
                 # Without a token the round did not run; the device may also run on after a stop string.
-                if block and not sequence.is_finished:
-                    request.first_token_time = request.first_token_time or now
-                    touched[request.request_id] = request
-                    self._commit(request, sequence, block, num_drafted, num_accepted)
+                if not block or sequence.is_finished:
+                    continue
+                request.first_token_time = request.first_token_time or now
+                touched[request.request_id] = request
+                described: list[TokenLogprobs] = []
+                if logprobs is not None and sequence.logprobs is not None:
+                    described = self._describe(logprobs, (round_index, row), block, request.params.logprobs)
+                cut = sequence.commit(block, num_drafted, num_accepted, described)
+                self.metrics.observe_round(num_drafted, num_accepted, len(cut.token_ids))
+                if sequence.is_finished:
+                    self._release(sequence)
+                    self._close_if_finished(request)
         # The host proposer is told last: should it raise, every row has its tokens.
         for request, sequence in rows:
             self._observe_on_host(request, sequence)
 
-    def _pack(self, states: SequenceOf[SequenceState]) -> Batch:
+    def _run_rounds(self, rows: SequenceOf[tuple[Request, Sequence]], touched: dict[str, Request]) -> RoundOutput:
+        """One round, or several where nothing waits for the host; outputs stacked by round."""
+        states = [sequence.state for _, sequence in rows]
+        if any(sequence.host_edits.is_needed for _, sequence in rows):
+            return self._run_split(rows, self._pack(states, self._programs.shapes.split_rows), touched)
+        batch = self._pack(states, self._programs.shapes.batch_rows)
+        if self._host_proposer is None:
+            # Prompts that wait, or wait for their next chunk, wait for one round at most.
+            num_rounds = self._programs.shapes.max_rounds if self.scheduler.only_decodes else 1
+            self.state, output = self._programs.decode_rounds(self._weights, self.state, batch, num_rounds)
+            return output
+        drafts = self._host_drafts(rows, batch.rows_B.shape[0], may_be_plain=not self.config.exact)
+        self.state, output = self._programs.verify_commit(self._weights, self.state, batch, drafts)
+        return output
+
+    def _run_split(
+        self, rows: SequenceOf[tuple[Request, Sequence]], batch: Batch, touched: dict[str, Request]
+    ) -> RoundOutput:
+        """One round in three parts; the host edits logits before the last."""
+        programs = self._programs
+        if self._host_proposer is None:
+            drafts, self.state = programs.propose(self._weights, self.state, batch)
+        else:
+            drafts = self._host_drafts(rows, batch.rows_B.shape[0], may_be_plain=False)
+        self.state, logits_BJV = programs.forward(self._weights, self.state, batch, drafts)
+        # What the host does with the drafts overlaps the forward pass.
+        ids_BK, counts_B = np.asarray(drafts.token_ids_BK), np.asarray(drafts.counts_B)
+        mask_BJU = np.full((*logits_BJV.shape[:2], mask_words(logits_BJV.shape[2])), 0xFFFFFFFF, np.uint32)
+        logits: Any = logits_BJV
+        if any(sequence.host_edits.processors for _, sequence in rows):
+            logits = np.array(logits_BJV)
+        for index, (request, sequence) in enumerate(rows):
+            draft_ids = ids_BK[index, : counts_B[index]].tolist()
+            try:
+                sequence.host_edits.fill_masks(draft_ids, mask_BJU[index])
+                sequence.host_edits.process(sequence.progress.token_ids, draft_ids, logits[index])
+            except Exception as error:  # a caller's own code may raise anything: it ends that request alone
+                logger.warning("request %s: its logits edit failed: %r", request.request_id, error)
+                request.error = error
+                touched[request.request_id] = request
+                self.abort(request.request_id)
+        self.state, output = programs.judge_commit(self.state, batch, drafts, logits, mask_BJU)
+        return output
+
+    def _describe(self, arrays, row, token_ids: SequenceOf[int], num_top: int | None) -> list[TokenLogprobs]:
+        return describe(arrays, row, token_ids, num_top or 0, self.parts.tokenizer)
+
+    def _pack(self, states: SequenceOf[SequenceState], buckets: SequenceOf[int]) -> Batch:
         shapes = self._programs.shapes
         return pack.pack_batch(
             [state.row for state in states],
             [state.pages for state in states],
-            pack.bucket_of(len(states), shapes.batch_rows),
+            pack.bucket_of(len(states), buckets),
             shapes.guard_row,
             shapes.pages_per_row,
+            self._max_drafts(len(states)),
         )
 
-    def _commit(
-        self, request: Request, sequence: Sequence, block: list[int], num_drafted: int, num_accepted: int
-    ) -> None:
-        cut = sequence.commit(block, num_drafted, num_accepted)
-        self.metrics.observe_round(num_drafted, num_accepted, len(cut.token_ids))
-        if sequence.is_finished:
-            self._release(sequence)
-            self._close_if_finished(request)
+    def _max_drafts(self, num_rows: int) -> int:
+        """What the schedule by batch size allows a row, if there is one."""
+        speculative = self.config.speculative_config
+        schedule = speculative.num_speculative_tokens_per_batch_size if speculative else None
+        return self.config.num_speculative_tokens if schedule is None else schedule[num_rows]
 
-    def _host_drafts(self, sequence_ids: list[str], bucket_rows: int) -> Drafts:
-        """What the host proposer guesses, padded; K = 0, the plain program, when it guesses nothing (unless exact)."""
+    def _host_drafts(
+        self, rows: SequenceOf[tuple[Request, Sequence]], bucket_rows: int, *, may_be_plain: bool
+    ) -> Drafts:
+        """What the host proposer guesses, cut to what each row can use, padded.
+
+        may_be_plain: K = 0, the plain program, when nothing is guessed at all.
+        """
         assert self._host_proposer is not None
         K = self._programs.shapes.num_host_drafts
-        guesses = self._host_proposer.propose(sequence_ids)
-        if len(guesses) != len(sequence_ids) or any(len(guess) > K for guess in guesses):
+        guesses = self._host_proposer.propose([sequence.state.sequence_id for _, sequence in rows])
+        if len(guesses) != len(rows) or any(len(guess) > K for guess in guesses):
             raise ConfigError(
-                f"a host proposer must give one list of at most {K} ids for each of {len(sequence_ids)} requests, got "
+                f"a host proposer must give one list of at most {K} ids for each of {len(rows)} requests, got "
                 f"{guesses!r:.200}; correct its `propose`"
             )
-        if not any(guesses) and not self.config.exact:
+        most = self._max_drafts(len(rows))
+        counts = []
+        for (request, sequence), guess in zip(rows, guesses, strict=True):
+            wish = request.params.max_drafts
+            room = sequence.progress.max_output_tokens - len(sequence.progress.token_ids) - 1
+            counts.append(min(len(guess), most, room, K if wish is None else wish))
+        if may_be_plain and not any(counts):
             K = 0
         token_ids_BK = np.full((bucket_rows, K), -1, np.int32)
         counts_B = np.zeros(bucket_rows, np.int32)
-        for index, guess in enumerate(guesses):
-            token_ids_BK[index, : len(guess)] = guess
-            counts_B[index] = len(guess)
+        for index, (guess, count) in enumerate(zip(guesses, counts, strict=True)):
+            token_ids_BK[index, :count] = guess[:count]
+            counts_B[index] = count
         return Drafts(token_ids_BK=token_ids_BK, counts_B=counts_B)  # pyright: ignore[reportArgumentType]
 
     def _observe_on_host(self, request: Request, sequence: Sequence) -> None:
@@ -246,20 +326,37 @@ class EngineCore:
             detokenizer = IncrementalDetokenizer(tokenizer, request.prompt_token_ids, params.skip_special_tokens)
         state = SequenceState(f"{request.request_id}-{index}", num_prompt, num_prompt + max_output)
         progress = Progress(params, frozenset(self.parts.target.config.eos_token_ids), max_output, detokenizer)
-        return Sequence(index, state, progress, key, AcceptanceStats(self.config.num_speculative_tokens))
+        stats = AcceptanceStats(self.config.num_speculative_tokens)
+        host_edits = HostEdits(tuple(params.logits_processors or ()))
+        return Sequence(index, state, progress, key, stats, host_edits, None if params.logprobs is None else [])
 
     def _admission(self, request: Request, sequence: Sequence):
         params, state = request.params, sequence.state
-        eos_ids = () if params.ignore_eos else self.parts.target.config.eos_token_ids
         return pack.pack_admission(
             row=state.row,
             prompt_token_ids=request.prompt_token_ids,
             max_model_len=self.config.max_model_len,
             min_len=state.num_prompt_tokens + params.min_tokens,
             max_len=state.max_len,
-            stop_ids=list(dict.fromkeys((*eos_ids, *(params.stop_token_ids or ())))),
+            max_drafts=params.max_drafts,
+            wants_logprobs=params.logprobs is not None,
+            stop_ids=self._stop_ids(params),
             sampling=table_row(params, sequence.key),
+            edits=edit_row(
+                params,
+                self._bad_words_ids(params),
+                self.parts.target.config.vocab_size,
+                self.parts.target.processors,
+            ),
         )
+
+    def _stop_ids(self, params: SamplingParams) -> list[int]:
+        eos_ids = () if params.ignore_eos else self.parts.target.config.eos_token_ids
+        return list(dict.fromkeys((*eos_ids, *(params.stop_token_ids or ()))))
+
+    def _bad_words_ids(self, params: SamplingParams) -> list[list[int]]:
+        tokenizer = self.parts.tokenizer
+        return bad_word_token_ids(params.bad_words or (), tokenizer) if tokenizer is not None else []
 
     def _report_load(self) -> None:
         self.metrics.set_load(

@@ -18,6 +18,7 @@ from jaxspec.engine.trace import RoundTrace, TracingPrograms, trace_request
 from jaxspec.errors import RequestError
 from jaxspec.proposers.base import HostProposer, Proposer
 from jaxspec.sampling.params import SamplingParams
+from jaxspec.sampling.processors import LogitsProcessor
 from jaxspec.text.tokenizer import Tokenizer
 
 
@@ -35,6 +36,7 @@ class Engine:
         *,
         speculative_config: Mapping[str, Any] | None = None,
         proposer: Proposer | HostProposer | None = None,
+        logits_processors: SequenceOf[LogitsProcessor] = (),
         use_tqdm: bool = True,
         **config: Any,
     ):
@@ -44,6 +46,7 @@ class Engine:
             model: alias, hub name, folder or .gguf file of the target.
             speculative_config: vLLM's keys (see `jaxspec.config.speculative.SpeculativeConfig`); None decodes plainly.
             proposer: your own drafter, with method "custom".
+            logits_processors: your own edits of the target's logits, compiled into every round, in this order.
             use_tqdm: draw a bar while compiling.
             config: any other field of `jaxspec.config.engine.EngineConfig`.
 
@@ -51,7 +54,9 @@ class Engine:
             ConfigError, WeightsError, CapacityError.
         """
         settings = EngineConfig(model=model, speculative_config=speculative_config, **config)  # type: ignore[arg-type]
-        self._core = EngineCore(build(settings, custom_proposer=proposer, show_progress=use_tqdm))
+        processors = tuple(logits_processors)
+        parts = build(settings, custom_proposer=proposer, logits_processors=processors, show_progress=use_tqdm)
+        self._core = EngineCore(parts)
         self._ids = itertools.count()
 
     @property
@@ -95,6 +100,7 @@ class Engine:
 
         Raises:
             RequestError, CapacityError: a prompt cannot be served; then none of them was started.
+            Exception: whatever a request's own logits processor raised; the other requests are aborted.
         """
         prompts, params = _paired(prompts, sampling_params)
         requests: list[Request] = []
@@ -142,6 +148,8 @@ class Engine:
             while is_open:
                 if not request.is_finished:  # whoever else steps this engine may have brought it to its end
                     self._core.step()
+                if request.error is not None:
+                    raise request.error
                 is_open = not request.is_finished
                 if not is_open or any(sequence.token_ids_delta for sequence in request.sequences):
                     yield request.output()
@@ -164,6 +172,9 @@ class Engine:
             while running:
                 self._core.step()
                 done = {request for request in running if request.is_finished}
+                for request in done:
+                    if request.error is not None:
+                        raise request.error
                 running -= done
                 bar.update(len(done))
                 if done:

@@ -7,11 +7,24 @@ from jaxspec.engine.commit import FinishReason
 
 
 @dataclass(frozen=True)
+class Logprob:
+    """One token at one place. logprob: natural, or a logit (the engine's logprobs_mode); rank: 1 = the likeliest."""
+
+    logprob: float
+    rank: int
+    decoded_token: str | None
+
+
+TokenLogprobs = dict[int, Logprob]  # the token of the place first, then the likeliest; by token id
+
+
+@dataclass(frozen=True)
 class CompletionOutput:
     """One answer of a request.
 
     text, token_ids: all of it so far; text_delta, token_ids_delta: what is new since the previous output of this
-    request. finish_reason: "stop", "length", "abort", or None while it runs; stop_reason: the stop id or string hit.
+    request. logprobs: one entry a token, None where not asked for; cumulative_logprob: the sum over the tokens.
+    finish_reason: "stop", "length", "abort", or None while it runs; stop_reason: the stop id or string hit.
     """
 
     index: int
@@ -21,6 +34,8 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     text_delta: str = ""
     token_ids_delta: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    cumulative_logprob: float | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -39,7 +54,10 @@ class RequestMetrics:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A request's state: finished when every one of its `n` answers is."""
+    """A request's state: finished when every one of its `n` answers is.
+
+    prompt_logprobs: one entry a prompt token, the first None; None where not asked for.
+    """
 
     request_id: str
     prompt: str | None
@@ -47,3 +65,4 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics
+    prompt_logprobs: list[TokenLogprobs | None] | None = None

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from jaxspec.engine.commit import Cut, Progress, commit_block
-from jaxspec.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from jaxspec.engine.host_edits import HostEdits
+from jaxspec.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenLogprobs
 from jaxspec.errors import RequestError
 from jaxspec.metrics.acceptance import AcceptanceStats
 from jaxspec.sampling.params import SamplingParams
@@ -26,6 +27,8 @@ class Sequence:
     progress: Progress
     key: np.ndarray  # uint32[2]
     stats: AcceptanceStats
+    host_edits: HostEdits = field(default_factory=HostEdits)
+    logprobs: list[TokenLogprobs] | None = None  # one a token of the answer, where asked for
     text_delta: str = ""
     token_ids_delta: list[int] = field(default_factory=list)
 
@@ -33,9 +36,24 @@ class Sequence:
     def is_finished(self) -> bool:
         return self.progress.finish_reason is not None
 
-    def commit(self, token_ids: SequenceOf[int], num_drafted: int, num_accepted: int) -> Cut:
-        """Take one round's block."""
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """The answer's own; None where log-probabilities were not asked for."""
+        if self.logprobs is None:
+            return None
+        return sum(entry[token].logprob for entry, token in zip(self.logprobs, self.progress.token_ids, strict=True))
+
+    def commit(
+        self,
+        token_ids: SequenceOf[int],
+        num_drafted: int,
+        num_accepted: int,
+        logprobs: SequenceOf[TokenLogprobs] = (),
+    ) -> Cut:
+        """Take one round's block; logprobs: one a token, if the request wants them."""
         cut = commit_block(self.progress, token_ids)
+        if self.logprobs is not None:
+            self.logprobs.extend(logprobs[: len(cut.token_ids)])
         self.stats.observe(num_drafted, num_accepted, len(cut.token_ids))
         self.text_delta += cut.text
         self.token_ids_delta.extend(cut.token_ids)
@@ -52,8 +70,10 @@ class Request:
     params: SamplingParams
     sequences: list[Sequence]
     arrival_time: float = field(default_factory=time.monotonic)
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
     first_token_time: float | None = None
     finished_time: float | None = None
+    error: Exception | None = None  # what ended it, if its own code failed
 
     @property
     def is_finished(self) -> bool:
@@ -75,12 +95,20 @@ class Request:
                     stop_reason=progress.stop_reason,
                     text_delta=sequence.text_delta,
                     token_ids_delta=sequence.token_ids_delta,
+                    logprobs=None if sequence.logprobs is None else list(sequence.logprobs),
+                    cumulative_logprob=sequence.cumulative_logprob,
                 )
             )
             sequence.text_delta, sequence.token_ids_delta = "", []
         metrics = RequestMetrics(self.arrival_time, self.first_token_time, self.finished_time, stats.as_dict())
         return RequestOutput(
-            self.request_id, self.prompt, list(self.prompt_token_ids), outputs, self.is_finished, metrics
+            self.request_id,
+            self.prompt,
+            list(self.prompt_token_ids),
+            outputs,
+            self.is_finished,
+            metrics,
+            self.prompt_logprobs,
         )
 
 

@@ -25,7 +25,8 @@ class RoundTrace:
     """One decode round of one sequence.
 
     anchor: tokens committed when it began. draft_token_ids: what was guessed. target_logits_JV: float32, row j judges
-    draft j, the last row used gives the bonus. draft_logits_KV: what the drafts were drawn from, None for a point mass.
+    draft j, the last row used gives the bonus; as the model gave them, before any sampling parameter.
+    draft_logits_KV: what the drafts were drawn from, None for a point mass.
     token_ids: what was committed; origins: where each came from.
     """
 
@@ -71,21 +72,27 @@ class TracingPrograms:
     def __init__(self, parts: EngineParts):
         self.shapes = parts.programs.shapes
         self.admit, self.prefill = parts.programs.admit, parts.programs.prefill
+        self.prompt_logprobs = parts.programs.prompt_logprobs
         self.rounds: list[RoundTrace] = []
-        self._propose = jax.jit(functools.partial(rounds.propose, parts.proposer), donate_argnums=1)
-        self._verify = jax.jit(functools.partial(rounds.verify_only, parts.target), donate_argnums=1)
-        self._commit = jax.jit(rounds.commit, donate_argnums=0)
+        self.propose = jax.jit(functools.partial(rounds.propose, parts.proposer), donate_argnums=1)
+        self.forward = jax.jit(functools.partial(rounds.forward, parts.target), donate_argnums=1)
+        self._judge_commit = jax.jit(functools.partial(rounds.judge_commit, parts.target), donate_argnums=0)
 
     def decode_rounds(self, weights: Any, state: DecodeState, batch: Batch, num_rounds: int):
         del num_rounds
-        drafts, state = self._propose(weights, state, batch)
-        state, output = self.verify_commit(weights, state, batch, drafts)
-        return state, RoundOutput(packed_BX=output.packed_BX[None])
+        drafts, state = self.propose(weights, state, batch)
+        return self.verify_commit(weights, state, batch, drafts)
 
     def verify_commit(self, weights: Any, state: DecodeState, batch: Batch, drafts: Drafts):
+        state, logits_BJV = self.forward(weights, state, batch, drafts)
+        return self.judge_commit(state, batch, drafts, logits_BJV)
+
+    def judge_commit(
+        self, state: DecodeState, batch: Batch, drafts: Drafts, logits_BJV: Any, mask_BJU: np.ndarray | None = None
+    ) -> tuple[DecodeState, RoundOutput]:
+        """The engine's own, with its round kept."""
         anchor = int(np.asarray(state.len_R)[batch.rows_B[0]])
-        verdict, state, counts_B, logits_BJV = self._verify(weights, state, batch, drafts)
-        state, output = self._commit(state, batch, verdict, counts_B)
+        state, output = self._judge_commit(state, batch, drafts, logits_BJV, mask_BJU)
         *token_ids, num_drafted, num_accepted = np.asarray(output.packed_BX)[0].tolist()
         token_ids = tuple(token_id for token_id in token_ids if token_id >= 0)
         last: Origin = "bonus" if num_accepted == num_drafted else "recovered"
@@ -100,4 +107,4 @@ class TracingPrograms:
                 origins=(("accepted",) * num_accepted + (last,))[: len(token_ids)],
             )
         )
-        return state, output
+        return state, jax.tree.map(lambda leaf: leaf[None], output)

@@ -6,6 +6,7 @@ from jaxtyping import Array, Float, Int32, UInt32
 
 from jaxspec.pallas_kernels.rejection.argmax import row_argmax, row_gumbel_argmax
 from jaxspec.pallas_kernels.rejection.cutoff import row_cutoffs, row_filters, scaled_logits
+from jaxspec.pallas_kernels.rejection.penalties import Penalties, penalised
 from jaxspec.types import SamplingTable
 
 
@@ -26,6 +27,27 @@ def process(logits_BJV: Float[Array, "B J V"], table: SamplingTable) -> Float[Ar
         return jnp.where(is_sampled_B[:, None, None], x_BJV, logits_BJV)
 
     return lax.cond(jnp.any(is_sampled_B), sampled, lambda: logits_BJV)
+
+
+def penalise(
+    logits_BJV: Float[Array, "B J V"],
+    table: SamplingTable,
+    counts_BV: Int32[Array, "B V"],
+    draft_ids_BK: Int32[Array, "B K"],
+) -> Float[Array, "B J V"]:
+    """The logits after the rows' penalties; position j also counts the row's first j drafts (-1 = none)."""
+    B, J, V = logits_BJV.shape
+    row_B = jnp.arange(B, dtype=jnp.int32)
+    penalties = Penalties(
+        counts_BV=counts_BV,
+        request_R=jnp.repeat(row_B, J),
+        offset_R=jnp.tile(jnp.arange(J, dtype=jnp.int32), B),
+        presence_B=table.presence_B,
+        frequency_B=table.frequency_B,
+        repetition_B=table.repetition_B,
+    )
+    ends_B = (row_B + 1) * draft_ids_BK.shape[1]
+    return penalised(logits_BJV.reshape(B * J, V), penalties, draft_ids_BK.reshape(-1), ends_B).reshape(B, J, V)
 
 
 def draw(logits_BV: Float[Array, "B V"], key_B2: UInt32[Array, "B 2"], table: SamplingTable) -> Int32[Array, " B"]:

@@ -11,21 +11,13 @@ from jaxspec.errors import RequestError
 # Below this a temperature is greedy decoding, as in vLLM: dividing by less would only overflow.
 MIN_TEMPERATURE = 1e-5
 
+MAX_CHOICES = 16384  # of one request, as in vLLM
+
 # Parameters that do not work yet, and the values that ask for nothing. Any other value is refused by name.
 NOT_SUPPORTED_YET: Mapping[str, tuple[Any, ...]] = {
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": (None, {}),
-    "bad_words": (None, [], ()),
-    "allowed_token_ids": (None,),
-    "logprobs": (None,),
-    "prompt_logprobs": (None,),
     "flat_logprobs": (False,),
     "truncate_prompt_tokens": (None,),
     "structured_outputs": (None,),
-    "logits_processors": (None, [], ()),
-    "extra_args": (None, {}),
     "spaces_between_special_tokens": (True,),
 }
 
@@ -55,19 +47,21 @@ class SamplingParams:
     skip_special_tokens: bool = True
     detokenize: bool = True  # False: ids alone, no text
 
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] | None = None
-    bad_words: Sequence[str] | None = None
-    allowed_token_ids: Sequence[int] | None = None
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    presence_penalty: float = 0.0  # taken off the logit of every token that the answer holds
+    frequency_penalty: float = 0.0  # the same, once for each time it holds it
+    repetition_penalty: float = 1.0  # divides the logits of tokens that prompt or answer hold; above 1 they get rarer
+    logit_bias: Mapping[int, float] | None = None  # token id -> added to its logit
+    bad_words: Sequence[str] | None = None  # texts that the answer must not hold, as tokens; kept as a tuple
+    allowed_token_ids: Sequence[int] | None = None  # no other token is emitted; kept as a tuple
+    logprobs: int | None = None  # this many likeliest tokens beside each emitted one; 0 = the emitted alone, -1 = all
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens
+    logits_processors: Sequence[Callable[..., Any]] | None = None  # `sampling.processors.HostLogitsProcessor`
+    extra_args: Mapping[str, Any] | None = None  # what the engine's own logits processors read
+    speculative: Mapping[str, Any] | None = None  # {"enabled": bool, "num_speculative_tokens": at most so many}
+
+    structured_outputs: Any = None
     flat_logprobs: bool = False
     truncate_prompt_tokens: int | None = None
-    structured_outputs: Any = None
-    logits_processors: Any = None
-    extra_args: Mapping[str, Any] | None = None
     spaces_between_special_tokens: bool = True
 
     def __post_init__(self):
@@ -80,7 +74,10 @@ class SamplingParams:
             if not is_right(value):
                 raise RequestError(f"{name} must be {rule}, got {value!r}", param=name)
         # Frozen, and tidied this once: one form for what follows.
-        tidy = {"stop": _tuple_of(self.stop), "stop_token_ids": _tuple_of(self.stop_token_ids)}
+        tidy: dict[str, Any] = {"stop": _tuple_of(self.stop), "stop_token_ids": _tuple_of(self.stop_token_ids)}
+        tidy |= {"bad_words": _tuple_of(self.bad_words), "logits_processors": _tuple_of(self.logits_processors)}
+        if self.allowed_token_ids is not None:
+            tidy["allowed_token_ids"] = tuple(dict.fromkeys(self.allowed_token_ids))
         tidy |= {"seed": None if self.seed == -1 else self.seed, "top_k": max(self.top_k, 0)}
         tidy |= {"temperature": self.temperature if self.temperature >= MIN_TEMPERATURE else 0.0}
         for name, value in tidy.items():
@@ -94,6 +91,12 @@ class SamplingParams:
             raise RequestError(
                 f"stop={self.stop!r} needs the text that detokenize=False leaves out; use stop_token_ids", param="stop"
             )
+
+    @property
+    def max_drafts(self) -> int | None:
+        """The most drafts a round may make for this request; None leaves it to the engine."""
+        wish = self.speculative or {}
+        return wish.get("num_speculative_tokens") if wish.get("enabled", True) else 0
 
     @property
     def is_greedy(self) -> bool:
@@ -127,12 +130,18 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) and value != ""
 
 
+def _is_speculative(value: Any) -> bool:
+    if not isinstance(value, Mapping) or not set(value) <= {"enabled", "num_speculative_tokens"}:
+        return False
+    return _is_bool(value.get("enabled", True)) and _is_int(value.get("num_speculative_tokens", 0), 0)
+
+
 def _is_bool(value: Any) -> bool:
     return isinstance(value, bool)
 
 
 _RULES: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
-    ("n", "an integer of at least 1", lambda v: _is_int(v, 1)),
+    ("n", f"an integer from 1 to {MAX_CHOICES}", lambda v: _is_int(v, 1, MAX_CHOICES + 1)),
     ("temperature", "a finite number of at least 0 (0 is greedy)", lambda v: _is_number(v) and v >= 0),
     ("top_p", "a number in (0, 1] (1 keeps all tokens)", lambda v: _is_number(v) and 0 < v <= 1),
     ("top_k", "an integer of at least 1, or 0 or -1 to keep all tokens", lambda v: _is_int(v, -1)),
@@ -147,6 +156,44 @@ _RULES: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
         "stop_token_ids",
         "a list of token ids of at least 0, or None",
         lambda v: v is None or _is_list(v, lambda item: _is_int(item, 0)),
+    ),
+    ("presence_penalty", "a number in [-2, 2]", lambda v: _is_number(v) and -2 <= v <= 2),
+    ("frequency_penalty", "a number in [-2, 2]", lambda v: _is_number(v) and -2 <= v <= 2),
+    ("repetition_penalty", "a finite number above 0 (1 changes nothing)", lambda v: _is_number(v) and v > 0),
+    (
+        "logit_bias",
+        "a map of token ids to numbers in [-100, 100], or None",
+        lambda v: (
+            v is None
+            or (
+                isinstance(v, Mapping)
+                and all(_is_int(key, 0) for key in v)
+                and all(_is_number(item) and -100 <= item <= 100 for item in v.values())
+            )
+        ),
+    ),
+    ("bad_words", "a list of non-empty texts, or None", lambda v: v is None or _is_list(v, _is_text)),
+    (
+        "allowed_token_ids",
+        "a non-empty list of token ids of at least 0, or None",
+        lambda v: v is None or (_is_list(v, lambda item: _is_int(item, 0)) and len(v) > 0),
+    ),
+    (
+        "logprobs",
+        "an integer of at least 0, -1 for the whole vocabulary, or None",
+        lambda v: v is None or _is_int(v, -1),
+    ),
+    (
+        "prompt_logprobs",
+        "an integer of at least 0, -1 for the whole vocabulary, or None",
+        lambda v: v is None or _is_int(v, -1),
+    ),
+    ("logits_processors", "a list of callables, or None", lambda v: v is None or _is_list(v, callable)),
+    ("extra_args", "a map of names to values, or None", lambda v: v is None or isinstance(v, Mapping)),
+    (
+        "speculative",
+        'a map with "enabled" (true or false) and "num_speculative_tokens" (an integer of at least 0), or None',
+        lambda v: v is None or _is_speculative(v),
     ),
     ("max_tokens", "an integer of at least 1, or None", lambda v: v is None or _is_int(v, 1)),
     ("min_tokens", "an integer of at least 0", lambda v: _is_int(v, 0)),

@@ -122,9 +122,11 @@ class Server:
             raise RequestError(
                 f"n={params.n} for {len(prompts)} prompts must not exceed {MAX_CHOICES} choices; send fewer", param="n"
             )
+        if wanted.stream and params.prompt_logprobs is not None:
+            raise RequestError("prompt_logprobs do not stream; leave one of the two out", param="prompt_logprobs")
         is_chat = isinstance(wanted, ChatRequest)
         lens = tuple(map(len, prompts))
-        envelope = Envelope.new(self.engine.config.served_model_name, is_chat, params.n, lens)
+        envelope = Envelope.new(self.engine.config.served_model_name, is_chat, params.n, lens, params.logprobs)
         outputs = run_prompts(self.engine, prompts, params, envelope.id)
         if not wanted.stream:
             async with aclosing(outputs):

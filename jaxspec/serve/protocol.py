@@ -14,7 +14,8 @@ SAMPLING_FIELDS = (
     "n", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "max_tokens", "min_tokens",
     "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens",
     "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "bad_words", "allowed_token_ids",
-    "logprobs", "prompt_logprobs", "truncate_prompt_tokens", "structured_outputs",
+    "logprobs", "prompt_logprobs", "truncate_prompt_tokens", "structured_outputs", "speculative", "extra_args",
+    "vllm_xargs",
 )  # fmt: skip
 
 # Known fields that do not work here yet, with the values at which they ask for nothing (null always does).
@@ -201,9 +202,11 @@ def sampling_params(request: GenerationRequest, room: int) -> SamplingParams:
         if request.max_completion_tokens is not None:
             fields["max_tokens"] = request.max_completion_tokens
         fields.setdefault("max_tokens", room)  # a chat answer may be as long as fits
-        logprobs = fields.pop("logprobs", False)
-        if logprobs is not False or request.top_logprobs is not None:
-            fields["logprobs"] = request.top_logprobs or 1
+        _settle_chat_logprobs(fields, request.top_logprobs)
+    if "vllm_xargs" in fields:  # vLLM's name for it on the wire
+        fields.setdefault("extra_args", fields.pop("vllm_xargs"))
+    if isinstance(fields.get("logit_bias"), Mapping):  # JSON's keys are texts
+        fields["logit_bias"] = {_as_id(key): value for key, value in fields["logit_bias"].items()}
     fields.setdefault("max_tokens", min(DEFAULT_MAX_TOKENS, room))
     params = SamplingParams(**fields)
     if params.max_tokens is not None and params.max_tokens > room:
@@ -212,6 +215,24 @@ def sampling_params(request: GenerationRequest, room: int) -> SamplingParams:
             param="max_tokens",
         )
     return params
+
+
+def _settle_chat_logprobs(fields: dict[str, Any], top_logprobs: int | None) -> None:
+    """OpenAI's two fields of a chat as the one of SamplingParams."""
+    wanted = fields.pop("logprobs", False)
+    if not isinstance(wanted, bool):
+        raise RequestError(f"logprobs of a chat must be true or false, got {_short(wanted)}", param="logprobs")
+    if top_logprobs is not None and top_logprobs < 0:
+        raise RequestError(f"top_logprobs must be at least 0, got {top_logprobs}", param="top_logprobs")
+    if top_logprobs and not wanted:
+        raise RequestError("top_logprobs needs logprobs to be true; set it", param="top_logprobs")
+    if wanted:
+        fields["logprobs"] = top_logprobs or 0
+
+
+def _as_id(key: Any) -> Any:
+    """The token id that a JSON key writes; what is none is left for SamplingParams to refuse."""
+    return int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 20 else key
 
 
 def _is_id(value: Any) -> bool:

@@ -5,9 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxspec.errors import RequestError
+from jaxspec.sampling.edit_table import EditTable
 from jaxspec.step.prefill import Admission, Chunk
 from jaxspec.step.state import MAX_STOP_IDS, Batch
 from jaxspec.types import SamplingTable
+
+NO_LIMIT = 2**30  # of max_drafts: more than any K
 
 
 def bucket_of(size: int, buckets: Sequence[int]) -> int:
@@ -35,7 +38,12 @@ def pack_pages(pages: Sequence[int], pages_per_row: int) -> np.ndarray:
 
 
 def pack_batch(
-    rows: Sequence[int], pages: Sequence[Sequence[int]], bucket_rows: int, guard_row: int, pages_per_row: int
+    rows: Sequence[int],
+    pages: Sequence[Sequence[int]],
+    bucket_rows: int,
+    guard_row: int,
+    pages_per_row: int,
+    max_drafts: int = NO_LIMIT,
 ) -> Batch:
     """The rows of a round, padded to a bucket with the guard row."""
     rows_B = np.full(bucket_rows, guard_row, np.int32)
@@ -43,7 +51,7 @@ def pack_batch(
     pages_BM = np.full((bucket_rows, pages_per_row), -1, np.int32)
     for index, row_pages in enumerate(pages):
         pages_BM[index] = pack_pages(row_pages, pages_per_row)
-    return Batch(rows_B=rows_B, pages_BM=pages_BM)  # pyright: ignore[reportArgumentType]
+    return Batch(rows_B=rows_B, pages_BM=pages_BM, max_drafts=np.int32(max_drafts))  # pyright: ignore[reportArgumentType]
 
 
 def pack_chunk(row: int, start: int, num_tokens: int, pages: Sequence[int], pages_per_row: int) -> Chunk:
@@ -63,10 +71,13 @@ def pack_admission(
     max_model_len: int,
     min_len: int,
     max_len: int,
+    max_drafts: int | None,
+    wants_logprobs: bool,
     stop_ids: Sequence[int],
     sampling: SamplingTable,
+    edits: EditTable,
 ) -> Admission:
-    """A request's row; sampling: `sampling.table.table_row`.
+    """A request's row; sampling: `sampling.table.table_row`; edits: `sampling.edit_table.edit_row`.
 
     Raises:
         RequestError: more stop ids than the device table holds.
@@ -84,7 +95,17 @@ def pack_admission(
         row=np.int32(row),  # pyright: ignore[reportArgumentType]
         history_C=history,  # pyright: ignore[reportArgumentType]
         # min_tokens may be any number; beyond max_len all mean the same.
-        lengths_3=np.array([len(prompt_token_ids), min(min_len, max_len), max_len], np.int32),  # pyright: ignore[reportArgumentType]
+        limits_4=np.array(  # pyright: ignore[reportArgumentType]
+            [
+                len(prompt_token_ids),
+                min(min_len, max_len),
+                max_len,
+                min(NO_LIMIT, NO_LIMIT if max_drafts is None else max_drafts),
+            ],
+            np.int32,
+        ),
+        wants_logprobs=np.bool_(wants_logprobs),  # pyright: ignore[reportArgumentType]
         stop_ids_W=stops,  # pyright: ignore[reportArgumentType]
         sampling=sampling,
+        edits=edits,
     )

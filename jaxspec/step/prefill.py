@@ -10,9 +10,11 @@ from flax import struct
 from jaxspec.cache.pages import slots_of
 from jaxspec.models.base import Tokens
 from jaxspec.proposers.base import Proposer
-from jaxspec.step.rounds import Target
+from jaxspec.sampling.edit_table import EditTable
+from jaxspec.sampling.logprobs import token_logprobs
 from jaxspec.step.state import DecodeState
-from jaxspec.types import SamplingTable
+from jaxspec.step.target import Target
+from jaxspec.types import SamplingTable, TokenLogprobs
 
 
 @struct.dataclass
@@ -21,23 +23,33 @@ class Admission:
 
     row: jax.Array  # i32[]
     history_C: jax.Array  # i32, the prompt, then zeros
-    lengths_3: jax.Array  # i32: tokens in the prompt, min_len, max_len
+    limits_4: jax.Array  # i32: tokens in the prompt, min_len, max_len, max_drafts
+    wants_logprobs: jax.Array  # bool[]
     stop_ids_W: jax.Array  # i32, -1 = none
     sampling: SamplingTable  # of this row alone: its columns have no B
+    edits: EditTable  # likewise
 
 
 def admit(state: DecodeState, admission: Admission) -> DecodeState:
     """Set every table of the row; whatever the row held before is forgotten."""
-    row, (num_prompt, min_len, max_len) = admission.row, admission.lengths_3
+    row, (num_prompt, min_len, max_len, max_drafts) = admission.row, admission.limits_4
+
+    def set_row(table, values):
+        return jax.tree.map(lambda column, value: column.at[row].set(value), table, values)
+
     return dataclasses.replace(
         state,
         history_RC=state.history_RC.at[row].set(admission.history_C),
+        prompt_len_R=state.prompt_len_R.at[row].set(num_prompt),
         len_R=state.len_R.at[row].set(num_prompt),
         min_len_R=state.min_len_R.at[row].set(min_len),
         max_len_R=state.max_len_R.at[row].set(max_len),
         is_finished_R=state.is_finished_R.at[row].set(False),
+        max_drafts_R=state.max_drafts_R.at[row].set(max_drafts),
+        wants_logprobs_R=state.wants_logprobs_R.at[row].set(admission.wants_logprobs),
         stop_ids_RW=state.stop_ids_RW.at[row].set(admission.stop_ids_W),
-        table=jax.tree.map(lambda column, value: column.at[row].set(value), state.table, admission.sampling),
+        table=set_row(state.table, admission.sampling),
+        edits=set_row(state.edits, admission.edits),
     )
 
 
@@ -53,11 +65,14 @@ class Chunk:
 
 def prefill(
     target: Target, proposer: Proposer, bucket_tokens: int, weights: Any, state: DecodeState, chunk: Chunk
-) -> DecodeState:
+) -> tuple[DecodeState, jax.Array]:
     """Fill the target's and the proposer's caches with a chunk of a prompt, padded to T = bucket_tokens.
 
     Nothing is sampled: a prompt's last token is left to the first decode round, so that every token of an answer
     comes out of the same program.
+
+    Returns:
+        The state, and the target's hidden states [1, T, D], of which `prompt_logprobs` are made.
     """
     t_1T = jnp.arange(bucket_tokens, dtype=jnp.int32)[None, :]
     positions_1T = jnp.where(t_1T < chunk.num_tokens, chunk.start + t_1T, -1)
@@ -70,4 +85,30 @@ def prefill(
     )
     hidden_1TD, pool = target.family.forward(weights["target"], target.config, tokens, state.pool)
     proposer_state = proposer.prefill(weights, state.proposer, chunk.row[None], tokens, hidden_1TD)
-    return dataclasses.replace(state, pool=pool, proposer=proposer_state)
+    return dataclasses.replace(state, pool=pool, proposer=proposer_state), hidden_1TD
+
+
+_SCORED_TOKENS = 16  # hidden states that become logits at once: no [T, V] array exists
+
+
+def prompt_logprobs(
+    target: Target, weights: Any, state: DecodeState, chunk: Chunk, hidden_1TD: jax.Array
+) -> TokenLogprobs:
+    """Of each token that follows one of the chunk's, under the model alone: axes [1, T]."""
+    T = hidden_1TD.shape[1]
+    history_C = state.history_RC[chunk.row]
+    at_T = chunk.start + 1 + jnp.arange(T, dtype=jnp.int32)
+    ids_T = history_C[jnp.minimum(at_T, history_C.shape[0] - 1)]
+    size = min(_SCORED_TOKENS, T)
+    padding = -T % size
+
+    def score(slice_: tuple[jax.Array, jax.Array]) -> TokenLogprobs:
+        hidden_SD, ids_S = slice_
+        logits_1SV = target.family.logits(weights["target"], target.config, hidden_SD[None])
+        is_normalised = target.logprobs_mode.endswith("logprobs")
+        scored = token_logprobs(logits_1SV, ids_S[None], num_top=target.max_logprobs, is_normalised=is_normalised)
+        return jax.tree.map(lambda leaf: leaf[0], scored)
+
+    hidden = jnp.pad(hidden_1TD[0], ((0, padding), (0, 0))).reshape(-1, size, hidden_1TD.shape[2])
+    scored = jax.lax.map(score, (hidden, jnp.pad(ids_T, (0, padding)).reshape(-1, size)))
+    return jax.tree.map(lambda leaf: leaf.reshape(1, -1, *leaf.shape[2:])[:, :T], scored)

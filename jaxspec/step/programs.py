@@ -14,14 +14,15 @@ import numpy as np
 from tqdm import tqdm
 
 from jaxspec.proposers.base import Proposer
+from jaxspec.sampling.edit_table import edit_row, mask_words
 from jaxspec.sampling.params import SamplingParams
 from jaxspec.sampling.table import table_row
 from jaxspec.step import pack, rounds
 from jaxspec.step.compiles import compile_count
-from jaxspec.step.prefill import Admission, Chunk, admit, prefill
-from jaxspec.step.rounds import Target
+from jaxspec.step.prefill import Admission, Chunk, admit, prefill, prompt_logprobs
 from jaxspec.step.state import Batch, DecodeState, RoundOutput
-from jaxspec.types import Drafts
+from jaxspec.step.target import Target
+from jaxspec.types import Drafts, TokenLogprobs
 
 logger = logging.getLogger(__name__)
 
@@ -32,10 +33,12 @@ class Shapes:
 
     batch_rows, chunk_tokens: ascending buckets; max_rows: rows of the table (the guard row comes on top);
     max_rounds: rounds before the host looks; num_host_drafts: K where drafts come from the host, between the two
-    halves of a round, else 0.
+    halves of a round, else 0; split_rows: the batch buckets whose rounds can also be run in three parts, for a host
+    that edits logits in between; none where it never does.
     """
 
     batch_rows: tuple[int, ...]
+    split_rows: tuple[int, ...]
     chunk_tokens: tuple[int, ...]
     pages_per_row: int
     max_rows: int
@@ -59,7 +62,10 @@ class PlanEntry:
 
 
 class Programs:
-    """The compiled programs of one engine. Calls take the state donated and return the new one."""
+    """The compiled programs of one engine. Calls take the state donated and return the new one.
+
+    The outputs of rounds have an axis of rounds in front, of size one where there is one.
+    """
 
     def __init__(
         self,
@@ -92,10 +98,14 @@ class Programs:
         """Set a request's row."""
         return self._programs["admit"](state, admission)
 
-    def prefill(self, weights: Any, state: DecodeState, chunk: Chunk) -> DecodeState:
-        """Fill the caches with a chunk of at most the largest bucket's tokens."""
+    def prefill(self, weights: Any, state: DecodeState, chunk: Chunk) -> tuple[DecodeState, jax.Array]:
+        """Fill the caches with a chunk of at most the largest bucket's tokens; also its hidden states [1, T, D]."""
         bucket = pack.bucket_of(int(chunk.num_tokens), self.shapes.chunk_tokens)
         return self._programs[f"prefill[T={bucket}]"](weights, state, chunk)
+
+    def prompt_logprobs(self, weights: Any, state: DecodeState, chunk: Chunk, hidden_1TD: jax.Array) -> TokenLogprobs:
+        """Of the tokens that follow a chunk's, from what `prefill` gave."""
+        return self._programs[f"prompt_logprobs[T={hidden_1TD.shape[1]}]"](weights, state, chunk, hidden_1TD)
 
     def decode_rounds(
         self, weights: Any, state: DecodeState, batch: Batch, num_rounds: int
@@ -111,6 +121,20 @@ class Programs:
         K = drafts.token_ids_BK.shape[1]
         return self._programs[f"verify_commit[B={batch.rows_B.shape[0]},K={K}]"](weights, state, batch, drafts)
 
+    def propose(self, weights: Any, state: DecodeState, batch: Batch) -> tuple[Drafts, DecodeState]:
+        """The first of a round's three parts; for the batch buckets of `split_rows`, like the others."""
+        return self._programs[f"propose[B={batch.rows_B.shape[0]}]"](weights, state, batch)
+
+    def forward(self, weights: Any, state: DecodeState, batch: Batch, drafts: Drafts) -> tuple[DecodeState, jax.Array]:
+        """The second part: raw logits_BJV, which the host may edit."""
+        return self._programs[f"forward[B={batch.rows_B.shape[0]}]"](weights, state, batch, drafts)
+
+    def judge_commit(
+        self, state: DecodeState, batch: Batch, drafts: Drafts, logits_BJV: Any, mask_BJU: np.ndarray
+    ) -> tuple[DecodeState, RoundOutput]:
+        """The third part."""
+        return self._programs[f"judge_commit[B={batch.rows_B.shape[0]}]"](state, batch, drafts, logits_BJV, mask_BJU)
+
     def compiled(self, name: str) -> Any:
         """A compiled program by its plan name, for benchmarks and for reading its HLO."""
         return self._programs[name]
@@ -121,17 +145,21 @@ def _program_list(target: Target, proposer: Proposer, shapes: Shapes, weights: A
     abstract = functools.partial(jax.tree.map, lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
     weights, state = abstract(weights), abstract(state)
 
-    def lower(function: Callable, donate: int, *args) -> Callable:
+    def lower(function: Callable, donate: int | tuple[int, ...], *args) -> Callable:
         return lambda: jax.jit(function, donate_argnums=donate).lower(*args)
 
+    vocab_size = target.config.vocab_size
     admission = pack.pack_admission(
         row=0,
         prompt_token_ids=[],
         max_model_len=shapes.max_model_len,
         min_len=0,
         max_len=0,
+        max_drafts=None,
+        wants_logprobs=False,
         stop_ids=[],
         sampling=table_row(SamplingParams(), np.zeros(2, np.uint32)),
+        edits=edit_row(SamplingParams(), (), vocab_size, target.processors),
     )
     yield "admit", lower(admit, 0, state, admission)
 
@@ -139,20 +167,51 @@ def _program_list(target: Target, proposer: Proposer, shapes: Shapes, weights: A
     for tokens in shapes.chunk_tokens:
         run = functools.partial(prefill, target, proposer, tokens)
         yield f"prefill[T={tokens}]", lower(run, 1, weights, state, chunk)
+        _, hidden_1TD = jax.eval_shape(run, weights, state, chunk)
+        run = functools.partial(prompt_logprobs, target)
+        yield f"prompt_logprobs[T={tokens}]", lower(run, (), weights, state, chunk, hidden_1TD)
+
+    def drafts_of(rows: int, K: int) -> Drafts:
+        return Drafts(
+            token_ids_BK=jax.ShapeDtypeStruct((rows, K), jnp.int32),  # pyright: ignore[reportArgumentType]
+            counts_B=jax.ShapeDtypeStruct((rows,), jnp.int32),  # pyright: ignore[reportArgumentType]
+        )
+
+    def batch_of(rows: int) -> Batch:
+        return pack.pack_batch([], [], rows, shapes.guard_row, shapes.pages_per_row)
 
     for rows in shapes.batch_rows:
-        batch = pack.pack_batch([], [], rows, shapes.guard_row, shapes.pages_per_row)
+        batch = batch_of(rows)
         if not shapes.num_host_drafts:
             run = functools.partial(rounds.decode_rounds, target, proposer, shapes.max_rounds)
             yield f"decode_rounds[B={rows}]", lower(run, 1, weights, state, batch, np.int32(0))
             continue
-        run = functools.partial(rounds.verify_commit, target)
+        run = _stacked(functools.partial(rounds.verify_commit, target))
         for K in (0, shapes.num_host_drafts):
-            drafts = Drafts(
-                token_ids_BK=jax.ShapeDtypeStruct((rows, K), jnp.int32),  # pyright: ignore[reportArgumentType]
-                counts_B=jax.ShapeDtypeStruct((rows,), jnp.int32),  # pyright: ignore[reportArgumentType]
-            )
-            yield f"verify_commit[B={rows},K={K}]", lower(run, 1, weights, state, batch, drafts)
+            yield f"verify_commit[B={rows},K={K}]", lower(run, 1, weights, state, batch, drafts_of(rows, K))
+
+    for rows in shapes.split_rows:
+        batch, drafts = batch_of(rows), drafts_of(rows, shapes.num_host_drafts)
+        if not shapes.num_host_drafts:
+            run = functools.partial(rounds.propose, proposer)
+            yield f"propose[B={rows}]", lower(run, 1, weights, state, batch)
+            drafts, _ = jax.eval_shape(run, weights, state, batch)
+        run = functools.partial(rounds.forward, target)
+        yield f"forward[B={rows}]", lower(run, 1, weights, state, batch, drafts)
+        _, logits_BJV = jax.eval_shape(run, weights, state, batch, drafts)
+        mask_BJU = np.zeros((*logits_BJV.shape[:2], mask_words(vocab_size)), np.uint32)
+        run = _stacked(functools.partial(rounds.judge_commit, target))
+        yield f"judge_commit[B={rows}]", lower(run, 0, state, batch, drafts, logits_BJV, mask_BJU)
+
+
+def _stacked(round_: Callable) -> Callable:
+    """One round in the form of many: outputs have an axis of rounds in front."""
+
+    def run(*args) -> tuple[DecodeState, RoundOutput]:
+        state, output = round_(*args)
+        return state, jax.tree.map(lambda leaf: leaf[None], output)
+
+    return run
 
 
 def _compile(item: tuple[str, Callable]) -> tuple[str, Any, float]:

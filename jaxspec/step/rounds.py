@@ -2,32 +2,19 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxspec.cache.pages import slots_of
-from jaxspec.config.model import ModelConfig
-from jaxspec.models.base import Family, Tokens
-from jaxspec.pallas_kernels.rejection.api import Implementation
+from jaxspec.models.base import Tokens
 from jaxspec.proposers.base import Proposer, RowView
-from jaxspec.rejection.verify import Rule, verify
-from jaxspec.sampling.min_tokens import mask_stop_ids
+from jaxspec.sampling.logprobs import no_logprobs
+from jaxspec.step.judge import judge
 from jaxspec.step.state import Batch, DecodeState, RoundOutput
-from jaxspec.types import Drafts, Verdict
-
-
-class Target(NamedTuple):
-    """What verification needs to know beyond arrays; static in every program."""
-
-    family: Family
-    config: ModelConfig
-    rule: Rule
-    implementation: Implementation
-    platform: str  # the mesh's: "cpu", "gpu" or "tpu"
-    exact: bool = False  # rounds without drafts run the J-position forward too, so that all have one row shape
-    synthetic_rates: tuple[float, ...] = ()  # of the rule "synthetic": one a draft
+from jaxspec.step.target import Target
+from jaxspec.types import Drafts, TokenLogprobs, Verdict
 
 
 def row_view(state: DecodeState, batch: Batch) -> RowView:
@@ -45,10 +32,20 @@ def row_view(state: DecodeState, batch: Batch) -> RowView:
 
 
 def propose(proposer: Proposer, weights: Any, state: DecodeState, batch: Batch) -> tuple[Drafts, DecodeState]:
-    """Draft up to K tokens a row. Of the state only the proposer's part changes."""
+    """Draft up to K tokens a row, no more than the row can use. Of the state only the proposer's part changes."""
     with jax.named_scope("draft"):
         drafts, proposer_state = proposer.propose(weights, state.proposer, row_view(state, batch))
-    return drafts, dataclasses.replace(state, proposer=proposer_state)
+    return cut_drafts(state, batch, drafts), dataclasses.replace(state, proposer=proposer_state)
+
+
+def cut_drafts(state: DecodeState, batch: Batch, drafts: Drafts) -> Drafts:
+    """The same drafts, fewer where the row has ended, wants fewer, or has no room for more."""
+    rows_B = batch.rows_B
+    # The last position yields a token of its own, so a row with r tokens to go can use r - 1 drafts.
+    most_B = jnp.minimum(state.max_len_R[rows_B] - state.len_R[rows_B] - 1, drafts.token_ids_BK.shape[1])
+    most_B = jnp.minimum(most_B, jnp.minimum(state.max_drafts_R[rows_B], batch.max_drafts))
+    counts_B = jnp.where(state.is_finished_R[rows_B], 0, jnp.clip(drafts.counts_B, 0, jnp.maximum(most_B, 0)))
+    return dataclasses.replace(drafts, counts_B=counts_B)
 
 
 def verify_commit(
@@ -60,33 +57,27 @@ def verify_commit(
         weights: {"target": ..., ...}.
         state: donated.
         batch: B rows.
-        drafts: K a row, K from their shape; counts beyond what a row may still hold are cut.
+        drafts: K a row, K from their shape; already cut (`cut_drafts`).
 
     Returns:
         The state with tokens, lengths, finish flags and pages updated, and what the host reads.
     """
-    verdict, state, counts_B, _ = verify_only(target, weights, state, batch, drafts)
-    with jax.named_scope("commit"):
-        return commit(state, batch, verdict, counts_B)
+    state, logits_BJV = forward(target, weights, state, batch, drafts)
+    return judge_commit(target, state, batch, drafts, logits_BJV)
 
 
-def verify_only(
+def forward(
     target: Target, weights: Any, state: DecodeState, batch: Batch, drafts: Drafts
-) -> tuple[Verdict, DecodeState, jax.Array, jax.Array]:
-    """The forward pass and the verdict, nothing committed: (verdict, state with new pages, counts_B, logits_BJV)."""
+) -> tuple[DecodeState, jax.Array]:
+    """One pass over the last committed token and the drafts: the state with new pages, and f32 logits_BJV."""
     view = row_view(state, batch)
     K = drafts.token_ids_BK.shape[1]
-    # The last position yields a token of its own, so a row with r tokens to go can use r - 1 drafts.
-    room_B = jnp.minimum(view.max_len_B - view.len_B - 1, K)
-    counts_B = jnp.where(view.is_active_B, jnp.clip(drafts.counts_B, 0, room_B), 0)
-    drafts = dataclasses.replace(drafts, counts_B=counts_B)
-
     with jax.named_scope("verify"):
         j_1J = jnp.arange(K + 1, dtype=jnp.int32)[None, :]
-        is_fed_BJ = (j_1J <= counts_B[:, None]) & view.is_active_B[:, None]
+        is_fed_BJ = (j_1J <= drafts.counts_B[:, None]) & view.is_active_B[:, None]
         positions_BJ = jnp.where(is_fed_BJ, view.len_B[:, None] - 1 + j_1J, -1)
         last_B1 = jnp.take_along_axis(view.history_BC, jnp.maximum(view.len_B - 1, 0)[:, None], axis=1)
-        # A draft that is no token id is fed as 0 here and rejected below, by its own value.
+        # A draft that is no token id is fed as 0 here and rejected later, by its own value.
         in_vocabulary_BK = (drafts.token_ids_BK >= 0) & (drafts.token_ids_BK < target.config.vocab_size)
         draft_ids_BK = jnp.where(in_vocabulary_BK, drafts.token_ids_BK, 0)
         tokens = Tokens(
@@ -97,24 +88,27 @@ def verify_only(
         )
         hidden_BJD, pool = target.family.forward(weights["target"], target.config, tokens, state.pool)
         logits_BJV = target.family.logits(weights["target"], target.config, hidden_BJD)
+    return dataclasses.replace(state, pool=pool), logits_BJV
 
+
+def judge_commit(
+    target: Target,
+    state: DecodeState,
+    batch: Batch,
+    drafts: Drafts,
+    logits_BJV: jax.Array,
+    mask_BJU: jax.Array | None = None,
+) -> tuple[DecodeState, RoundOutput]:
+    """The verdict on the drafts from the target's logits, committed. mask_BJU: a grammar's masks, if a row has one."""
     with jax.named_scope("reject"):
-        too_short_BJ = view.len_B[:, None] + j_1J < state.min_len_R[batch.rows_B][:, None]
-        logits_BJV = mask_stop_ids(logits_BJV, state.stop_ids_RW[batch.rows_B], too_short_BJ)
-        verdict = verify(
-            logits_BJV,
-            drafts,
-            view.table,
-            view.len_B,
-            rule=target.rule,
-            synthetic_rates=target.synthetic_rates,
-            implementation=target.implementation,
-            platform=target.platform,
-        )
-    return verdict, dataclasses.replace(state, pool=pool), counts_B, logits_BJV
+        verdict, logprobs = judge(target, state, batch, drafts, logits_BJV, mask_BJU)
+    with jax.named_scope("commit"):
+        return commit(state, batch, verdict, drafts.counts_B, logprobs)
 
 
-def commit(state: DecodeState, batch: Batch, verdict: Verdict, counts_B: jax.Array) -> tuple[DecodeState, RoundOutput]:
+def commit(
+    state: DecodeState, batch: Batch, verdict: Verdict, counts_B: jax.Array, logprobs: TokenLogprobs
+) -> tuple[DecodeState, RoundOutput]:
     """Append the verdict's tokens to each active row, up to the first that finishes it."""
     rows_B = batch.rows_B
     len_B, max_len_B = state.len_R[rows_B], state.max_len_R[rows_B]
@@ -140,7 +134,7 @@ def commit(state: DecodeState, batch: Batch, verdict: Verdict, counts_B: jax.Arr
     )
     num_accepted_B = jnp.where(is_active_B, verdict.num_accepted_B, 0)
     packed_BX = jnp.concatenate([token_ids_BJ, counts_B[:, None], num_accepted_B[:, None]], axis=1)
-    return state, RoundOutput(packed_BX=packed_BX)
+    return state, RoundOutput(packed_BX=packed_BX, logprobs=logprobs)
 
 
 def decode_round(
@@ -160,11 +154,16 @@ def decode_round(
         state, output = verify_commit(target, weights, state, batch, nothing)
         padding = jnp.full((output.packed_BX.shape[0], proposer.num_tokens), -1, jnp.int32)
         packed_BX = jnp.concatenate([output.packed_BX[:, :1], padding, output.packed_BX[:, 1:]], axis=1)
-        return state, RoundOutput(packed_BX=packed_BX)
+        logprobs = jax.tree.map(lambda leaf: _pad_positions(leaf, proposer.num_tokens), output.logprobs)
+        return state, RoundOutput(packed_BX=packed_BX, logprobs=logprobs)
 
     if target.exact:
         return with_drafts(state)
     return _one_of(jnp.any(drafts.counts_B > 0), with_drafts, without, state)
+
+
+def _pad_positions(leaf_BJ: jax.Array, num_positions: int) -> jax.Array:
+    return jnp.pad(leaf_BJ, ((0, 0), (0, num_positions), *[(0, 0)] * (leaf_BJ.ndim - 2)))
 
 
 def _one_of(is_first: jax.Array, first: Callable, second: Callable, state: DecodeState):
@@ -193,17 +192,18 @@ def decode_rounds(
     It ends early when every row of the batch has finished.
 
     Returns:
-        The state and the outputs stacked, packed_BX i32[max_rounds, B, J + 2]; rounds that did not run hold no token
-        (-1) and no draft.
+        The state and the outputs stacked (axis 0: max_rounds); rounds that did not run hold no token (-1) and no
+        draft.
     """
     J = proposer.num_tokens + 1
     B = batch.rows_B.shape[0]
     if max_rounds == 1:
         state, output = decode_round(target, proposer, weights, state, batch)
-        return state, RoundOutput(packed_BX=output.packed_BX[None])
+        return state, jax.tree.map(lambda leaf: leaf[None], output)
 
-    empty = jnp.concatenate([jnp.full((B, J), -1, jnp.int32), jnp.zeros((B, 2), jnp.int32)], axis=1)
-    outputs = jnp.broadcast_to(empty[None], (max_rounds, B, J + 2))
+    packed_BX = jnp.concatenate([jnp.full((B, J), -1, jnp.int32), jnp.zeros((B, 2), jnp.int32)], axis=1)
+    empty = RoundOutput(packed_BX=packed_BX, logprobs=no_logprobs(B, J, target.max_logprobs))
+    outputs = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[None], (max_rounds, *leaf.shape)), empty)
 
     def goes_on(carry):
         i, state, _ = carry
@@ -212,7 +212,7 @@ def decode_rounds(
     def body(carry):
         i, state, outputs = carry
         state, output = decode_round(target, proposer, weights, state, batch)
-        return i + 1, state, jax.lax.dynamic_update_index_in_dim(outputs, output.packed_BX, i, 0)
+        return i + 1, state, jax.tree.map(lambda all_, one: all_.at[i].set(one), outputs, output)
 
     _, state, outputs = jax.lax.while_loop(goes_on, body, (jnp.int32(0), state, outputs))
-    return state, RoundOutput(packed_BX=outputs)
+    return state, outputs

@@ -14,8 +14,8 @@ from jaxspec.proposers.base import no_proposer
 from jaxspec.proposers.draft_model import draft_model
 from jaxspec.proposers.ngram import ngram
 from jaxspec.step.compiles import compile_count
-from jaxspec.step.rounds import Target
 from jaxspec.step.state import initial_state
+from jaxspec.step.target import Target
 from tests.lossless.engines import QUICK_COMPILE
 from tests.lossless.replay import replay_proposer
 
@@ -84,7 +84,7 @@ def make_state(proposer):
     pool = jnp.full(pool_shape(CONFIG, NUM_PAGES, PAGE_SIZE), jnp.nan)
     state = proposer.init(ROWS + 1)
     state = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan) if leaf.dtype == jnp.float32 else leaf, state)
-    return initial_state(max_rows=ROWS, max_model_len=MAX_LEN, pool=pool, proposer_state=state)
+    return initial_state(max_rows=ROWS, max_model_len=MAX_LEN, vocab_size=V, pool=pool, proposer_state=state)
 
 
 def pages_of(row: int) -> list[int]:

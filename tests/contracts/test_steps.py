@@ -2,10 +2,12 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.sampling.edit_table import edit_row, mask_words
 from jaxspec.sampling.params import SamplingParams
 from jaxspec.sampling.table import table_row
 from jaxspec.step import pack, rounds
@@ -31,8 +33,9 @@ PAGES_PER_ROW = MAX_LEN // PAGE_SIZE
 def admission(row, temperature=0.0):
     params = SamplingParams(temperature=temperature, top_k=3, top_p=0.9, min_p=0.01)
     return pack.pack_admission(
-        row=row, prompt_token_ids=[1, 2, 3, 1, 2], max_model_len=MAX_LEN, min_len=6, max_len=MAX_LEN, stop_ids=[19],
-        sampling=table_row(params, np.array([row, 7], np.uint32)),
+        row=row, prompt_token_ids=[1, 2, 3, 1, 2], max_model_len=MAX_LEN, min_len=6, max_len=MAX_LEN, max_drafts=None,
+        wants_logprobs=bool(row), stop_ids=[19], sampling=table_row(params, np.array([row, 7], np.uint32)),
+        edits=edit_row(params, (), V),
     )  # fmt: skip
 
 
@@ -52,7 +55,7 @@ def make_ready(proposer):
     bring_in, fill = quickly(admit), quickly(functools.partial(prefill, make_target(), proposer, 4))
     for row in range(2):
         state = bring_in(state, admission(row, temperature=float(row)))
-        state = fill(weights, state, pack.pack_chunk(row, 0, 4, pages_of(row), PAGES_PER_ROW))
+        state, _ = fill(weights, state, pack.pack_chunk(row, 0, 4, pages_of(row), PAGES_PER_ROW))
     return weights, state, pack.pack_batch([1, 0], [pages_of(1), pages_of(0)], 3, ROWS, PAGES_PER_ROW)
 
 
@@ -105,18 +108,22 @@ def test_the_split_pair(proposer, ready):
 
 @pytest.mark.parametrize("name", ["ngram", "probabilistic"])
 def test_all_ways_to_run_a_round_agree(name):
-    """The fused round, the split pair and the traced three, from one state: the same tokens."""
+    """The fused round, the split pair and the three parts, from one state: the same tokens and logprobs."""
     proposer, target = make_proposer(name), make_target()
     weights, state, batch = make_ready(proposer)
     _, fused = quickly(functools.partial(rounds.decode_round, target, proposer))(weights, state, batch)
     drafts, proposed = quickly(functools.partial(rounds.propose, proposer))(weights, state, batch)
     _, split = quickly(functools.partial(rounds.verify_commit, target))(weights, proposed, batch, drafts)
-    verify = quickly(functools.partial(rounds.verify_only, target))
-    verdict, verified, counts_B, logits_BJV = verify(weights, proposed, batch, drafts)
-    _, traced = quickly(rounds.commit)(verified, batch, verdict, counts_B)
+    verified, logits_BJV = quickly(functools.partial(rounds.forward, target))(weights, proposed, batch, drafts)
+    everything_BJU = jnp.full((*logits_BJV.shape[:2], mask_words(V)), 2**32 - 1, jnp.uint32)
+    judge = quickly(functools.partial(rounds.judge_commit, target))
+    _, traced = judge(verified, batch, drafts, logits_BJV, everything_BJU)
     assert logits_BJV.shape == (3, proposer.num_tokens + 1, V)
     np.testing.assert_array_equal(fused.packed_BX, split.packed_BX)
     np.testing.assert_array_equal(fused.packed_BX, traced.packed_BX)
+    assert np.asarray(fused.logprobs.rank_BJ)[0, 0] >= 1, "the sampled row asked for them"
+    for one, other in zip(jax.tree.leaves(fused.logprobs), jax.tree.leaves(traced.logprobs), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
 
 
 @pytest.mark.parametrize("rule", ["coupled", "standard"])

@@ -40,6 +40,7 @@ def make_engine(model, speculative_config=None, *, buckets: bool = False, quick:
         "max_num_batched_tokens": CHUNK_TOKENS,
         "block_size": PAGE_SIZE,
         "compilation_cache_dir": None,
+        "enable_structured_outputs": False,
         "gpu_memory_utilization": 0.2,
         "use_tqdm": False,
     }

@@ -117,11 +117,16 @@ class Answer:
         return Answer(self.token_ids[:num_tokens], self.leads[:num_tokens])
 
 
-def continuation(model: NumpyLlama, prompt, num_tokens: int, row: Row | None = None) -> Answer:
-    """The naive loop: each token asks the model for the whole sequence; greedy, or drawn by the row's coupled noise."""
+def continuation(model: NumpyLlama, prompt, num_tokens: int, row: Row | None = None, edit=None) -> Answer:
+    """The naive loop: each token asks the model for the whole sequence; greedy, or drawn by the row's coupled noise.
+
+    edit(logits_V, output ids so far) -> logits_V: what sampling parameters do before temperature.
+    """
     ids, leads = list(prompt), []
     for _ in range(num_tokens):
         score_V = model.next_logits(tuple(ids))
+        if edit is not None:
+            score_V = edit(score_V, ids[len(prompt) :])
         if row is not None and row.temperature > 0:
             score_V = kept_logits(score_V, row) + noise(row.draw_key(len(ids), 0, COUPLED), len(score_V))
         token, second = np.argsort(-score_V)[:2]

@@ -19,10 +19,10 @@ def test_defaults_are_vllms():
         "logprobs": None, "prompt_logprobs": None, "detokenize": True, "skip_special_tokens": True,
         "spaces_between_special_tokens": True, "include_stop_str_in_output": False, "truncate_prompt_tokens": None,
         "structured_outputs": None, "logit_bias": None, "allowed_token_ids": None, "extra_args": None,
-        "bad_words": None,
+        "speculative": None, "max_drafts": None,
     }  # fmt: skip
     assert {name: getattr(params, name) for name in defaults} == defaults
-    assert (params.stop, params.stop_token_ids) == ((), ())
+    assert (params.stop, params.stop_token_ids, params.bad_words, params.logits_processors) == ((), (), (), ())
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,11 @@ def test_defaults_are_vllms():
         ({"stop": "a"}, "stop", ("a",)),
         ({"stop": ["a", "bc"]}, "stop", ("a", "bc")),
         ({"stop_token_ids": [3, 1]}, "stop_token_ids", (3, 1)),
+        ({"bad_words": ["no"]}, "bad_words", ("no",)),
+        ({"allowed_token_ids": [3, 1, 3]}, "allowed_token_ids", (3, 1)),
+        ({"speculative": {"enabled": False, "num_speculative_tokens": 3}}, "max_drafts", 0),
+        ({"speculative": {"num_speculative_tokens": 3}}, "max_drafts", 3),
+        ({"speculative": {"enabled": True}}, "max_drafts", None),
         ({"top_k": -1}, "top_k", 0),
         ({"seed": -1}, "seed", None),
         ({"seed": 2**63 - 1}, "seed", 2**63 - 1),
@@ -59,6 +64,18 @@ def test_what_is_right_is_kept_in_one_form(given, name, kept):
         ("stop_token_ids", [[-1], [1.5], 5, "12", [True]]),
         ("max_tokens", [0, -1, 2.5, True, "16"]),
         ("min_tokens", [-1, 0.5, None, True]),
+        ("presence_penalty", [2.1, -2.1, NAN, "1", None, True]),
+        ("frequency_penalty", [2.1, -2.1, INF, "1", None]),
+        ("repetition_penalty", [0, -1, NAN, INF, None]),
+        ("logit_bias", [{1: 101}, {1: NAN}, {"1": 1}, {-1: 1}, {1: "2"}, [1], 5]),
+        ("bad_words", [[""], [1], 5, b"a"]),
+        ("allowed_token_ids", [[], [-1], [1.5], "12", 5]),
+        ("logprobs", [-2, 1.5, True, "5"]),
+        ("prompt_logprobs", [-2, 1.5, True]),
+        ("logits_processors", [["f"], 5]),
+        ("extra_args", [[1], "a"]),
+        ("speculative", [True, {"enabled": 1}, {"num_speculative_tokens": -1}, {"k": 1}]),
+        ("n", [16385]),
         ("ignore_eos", [1, None, "yes"]),
         ("include_stop_str_in_output", [0]),
         ("skip_special_tokens", [None]),
@@ -84,10 +101,8 @@ def test_contradictions_are_refused():
 
 
 ASKING = {
-    "presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.2, "logit_bias": {5: 1.0},
-    "bad_words": ["no"], "allowed_token_ids": [1], "logprobs": 0, "prompt_logprobs": 1, "flat_logprobs": True,
-    "truncate_prompt_tokens": 4, "structured_outputs": {"regex": "a"}, "logits_processors": [print],
-    "extra_args": {"a": 1}, "spaces_between_special_tokens": False,
+    "flat_logprobs": True, "truncate_prompt_tokens": 4, "structured_outputs": {"regex": "a"},
+    "spaces_between_special_tokens": False,
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 
 from jaxspec.config.engine import ServerConfig
 from jaxspec.config.resolve import ResolvedConfig
-from jaxspec.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from jaxspec.engine.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from jaxspec.errors import RequestError
 from jaxspec.metrics.acceptance import AcceptanceStats
 from jaxspec.metrics.prometheus import EngineMetrics
@@ -42,6 +42,15 @@ def letter_tokenizer(letters: str = LETTERS) -> Tokenizer:
 
 def ids(text: str) -> list[int]:
     return [LETTERS.index(letter) for letter in text]
+
+
+def logprob_of(letter: str, params) -> dict[int, Logprob]:
+    """The letter has -2 and rank 2; beside it stand the first letters, "a" as impossible."""
+    entry = {LETTERS.index(letter): Logprob(-2.0, 2, letter)}
+    for place in range(params.logprobs or 0):
+        if place != LETTERS.index(letter):
+            entry[place] = Logprob(-1.0 - place if place else -float("inf"), place + 1, LETTERS[place])
+    return entry
 
 
 class FakeEngine:
@@ -97,13 +106,22 @@ class FakeEngine:
                         finish_reason=reason if finished else None,
                         text_delta=answer[start:end],
                         token_ids_delta=ids(answer[start:end]),
+                        logprobs=None if params.logprobs is None else [logprob_of(c, params) for c in answer[:end]],
                     )
                     for j, answer in enumerate(answers)
                 ]
                 if finished:
                     self.running.discard(request_id)
                 yield RequestOutput(
-                    request_id, None, prompt_ids, outputs, finished, RequestMetrics(0.0, None, None, stats.as_dict())
+                    request_id,
+                    None,
+                    prompt_ids,
+                    outputs,
+                    finished,
+                    RequestMetrics(0.0, None, None, stats.as_dict()),
+                    None
+                    if params.prompt_logprobs is None
+                    else [None, *(logprob_of(LETTERS[i], params) for i in prompt_ids[1:])],
                 )
                 await asyncio.sleep(0)
                 while self.hold:

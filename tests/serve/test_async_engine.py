@@ -39,7 +39,7 @@ class HeldCore:
 
 @pytest.fixture
 def engine(monkeypatch):
-    monkeypatch.setattr(async_engine, "build", lambda config, custom_proposer=None: None)
+    monkeypatch.setattr(async_engine, "build", lambda config, **options: None)
     monkeypatch.setattr(async_engine, "EngineCore", HeldCore)
     engine = AsyncEngine(None).start()
     engine.wait_until_ready()

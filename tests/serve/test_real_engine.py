@@ -129,7 +129,12 @@ def test_a_chat_answers(client):
         ({"prompt": "a", "max_tokens": 128}, "max_tokens"),
         ({"prompt": "a", "stop_token_ids": [128]}, "stop_token_ids"),
         ({"prompt": "a", "stop_token_ids": list(range(100))}, "stop_token_ids"),
-        ({"prompt": "a", "logprobs": 1}, "logprobs"),
+        ({"prompt": "a", "logprobs": 21}, "logprobs"),
+        ({"prompt": "a", "prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"prompt": "a", "logit_bias": {"128": 1}}, "logit_bias"),
+        ({"prompt": "a", "allowed_token_ids": [1, 128]}, "allowed_token_ids"),
+        ({"prompt": "a", "allowed_token_ids": [5], "stop_token_ids": [5], "min_tokens": 1}, "allowed_token_ids"),
+        ({"prompt": "a", "extra_args": {"x": 1}}, "extra_args"),
     ],
 )
 def test_what_the_engine_refuses_is_a_400_and_it_lives_on(client, body, param):

@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxspec import SamplingParams
 from jaxspec.engine.commit import Progress, commit_block
+from jaxspec.sampling.logprobs import no_logprobs
 from jaxspec.step.rounds import commit
 from jaxspec.step.state import Batch, initial_state
 from jaxspec.types import Verdict
@@ -19,7 +20,9 @@ EOS = 3
 
 def make_state(rng):
     """Random rows: lengths, limits and stop ids; some finished."""
-    state = initial_state(max_rows=ROWS, max_model_len=MAX_LEN, pool=jnp.zeros((1, 1, 2, 1)), proposer_state=())
+    state = initial_state(
+        max_rows=ROWS, max_model_len=MAX_LEN, vocab_size=V, pool=jnp.zeros((1, 1, 2, 1)), proposer_state=()
+    )
     len_R = rng.integers(1, MAX_LEN - 1, ROWS + 1)
     max_len_R = np.minimum(len_R + rng.integers(1, 9, ROWS + 1), MAX_LEN)
     stop_ids_RW = np.asarray(state.stop_ids_RW).copy()
@@ -37,6 +40,14 @@ def make_state(rng):
     }
     tables = {name: jnp.asarray(table, jnp.int32) for name, table in tables.items()}
     return dataclasses.replace(state, is_finished_R=jnp.asarray(is_finished_R), **tables)
+
+
+def batch_of(rows):
+    return Batch(
+        rows_B=jnp.asarray(rows, jnp.int32),
+        pages_BM=jnp.full((len(rows), 1), -1, jnp.int32),
+        max_drafts=jnp.int32(K),
+    )
 
 
 def make_verdict(rng, state, rows):
@@ -62,8 +73,8 @@ def test_rows_take_their_block_up_to_what_ends_them():
         state = make_state(rng)
         rows = np.concatenate([rng.permutation(ROWS)[:3], [GUARD, GUARD]])
         count_B, verdict = make_verdict(rng, state, rows)
-        batch = Batch(rows_B=jnp.asarray(rows, jnp.int32), pages_BM=jnp.full((5, 1), -1, jnp.int32))
-        new, output = run(state, batch, verdict, jnp.asarray(count_B, jnp.int32))
+        batch = batch_of(rows)
+        new, output = run(state, batch, verdict, jnp.asarray(count_B, jnp.int32), no_logprobs(len(rows), K + 1, 0))
         packed_BX = np.asarray(output.packed_BX)
         history, lengths, finished = (np.array(x) for x in (state.history_RC, state.len_R, state.is_finished_R))
         for b, row in enumerate(rows):
@@ -111,7 +122,9 @@ def test_the_host_cuts_where_the_device_cuts():
             max_tokens=None, min_tokens=min_tokens, stop_token_ids=stop_ids, ignore_eos=bool(rng.integers(0, 2))
         )
         progress = Progress(params, frozenset({EOS}), max_output)
-        state = initial_state(max_rows=1, max_model_len=MAX_LEN, pool=jnp.zeros((1, 1, 2, 1)), proposer_state=())
+        state = initial_state(
+            max_rows=1, max_model_len=MAX_LEN, vocab_size=V, pool=jnp.zeros((1, 1, 2, 1)), proposer_state=()
+        )
         on_device = [*stop_ids, *([] if params.ignore_eos else [EOS])]
         row = {"len_R": num_prompt, "min_len_R": num_prompt + min_tokens, "max_len_R": num_prompt + max_output}
         state = dataclasses.replace(
@@ -120,13 +133,13 @@ def test_the_host_cuts_where_the_device_cuts():
             stop_ids_RW=state.stop_ids_RW.at[0, : len(on_device)].set(jnp.asarray(on_device, jnp.int32)),
             **{name: getattr(state, name).at[0].set(value) for name, value in row.items()},
         )
-        batch = Batch(rows_B=jnp.zeros(1, jnp.int32), pages_BM=jnp.full((1, 1), -1, jnp.int32))
+        batch = batch_of([0])
         while progress.finish_reason is None:
             assert not state.is_finished_R[0]
             count_B, verdict = make_verdict(rng, state, [0])
             block = np.asarray(verdict.token_ids_BJ)[0]
             cut = commit_block(progress, block[block >= 0].tolist())
-            state, output = run(state, batch, verdict, jnp.asarray(count_B, jnp.int32))
+            state, output = run(state, batch, verdict, jnp.asarray(count_B, jnp.int32), no_logprobs(1, K + 1, 0))
             on_device = np.asarray(output.packed_BX)[0, : K + 1]
             assert on_device[on_device >= 0].tolist() == list(cut.token_ids)
             assert int(state.len_R[0]) == num_prompt + len(progress.token_ids)

@@ -1,0 +1,85 @@
+"""Device. What a row forbids or favours whatever its distribution: edits of the raw logits, before any penalty.
+
+In this order: logit_bias, then whatever removes tokens (allowed_token_ids, bad_words, stop ids before min_tokens, a
+grammar's mask), then the engine's own logits processors. A removed token has logit -inf, so under every rule a draft
+of it is rejected at its place and the residual is the edited target's.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int32, UInt32
+
+from jaxspec.sampling.edit_table import MASK_BITS, EditTable
+from jaxspec.sampling.processors import LogitsProcessor, TokenContext
+
+
+def edit(
+    logits_BJV: Float[Array, "B J V"],
+    table: EditTable,
+    context: TokenContext,
+    *,
+    stop_ids_BW: Int32[Array, "B W"],
+    min_len_B: Int32[Array, " B"],
+    mask_BJU: UInt32[Array, "B J U"] | None = None,
+    processors: tuple[LogitsProcessor, ...] = (),
+) -> Float[Array, "B J V"]:
+    """The edited logits.
+
+    Args:
+        stop_ids_BW: removed until the row has min_len_B tokens, the one at hand included; -1 = none.
+        mask_BJU: ids that a grammar allows at each position; None: no row has a grammar.
+    """
+    J = logits_BJV.shape[1]
+    j_1J = jnp.arange(J, dtype=jnp.int32)[None]
+    too_short_BJ = context.len_B[:, None] + j_1J < min_len_B[:, None]
+
+    def when(condition: jax.Array, function) -> None:
+        nonlocal logits_BJV
+        logits_BJV = lax.cond(condition, function, lambda logits: logits, logits_BJV)
+
+    when(jnp.any(table.has_bias_B), lambda logits: _add_bias(logits, table))
+    when(jnp.any(table.has_allowed_B), lambda logits: _keep(logits, table.allowed_BU[:, None, :]))
+    when(jnp.any(table.has_bad_words_B), lambda logits: _remove_bad_words(logits, table.bad_words_BZY, context))
+    when(jnp.any(too_short_BJ), lambda logits: _remove(logits, stop_ids_BW[:, None, :], too_short_BJ[:, :, None]))
+    if mask_BJU is not None:
+        logits_BJV = _keep(logits_BJV, mask_BJU)
+    for processor, columns in zip(processors, table.processors, strict=True):
+        logits_BJV = processor.apply(logits_BJV, columns, context)
+    return logits_BJV
+
+
+def _add_bias(logits_BJV: jax.Array, table: EditTable) -> jax.Array:
+    B, _, V = logits_BJV.shape
+    ids_BE = jnp.where(table.bias_ids_BE >= 0, table.bias_ids_BE, V)
+    return logits_BJV.at[jnp.arange(B)[:, None], :, ids_BE].add(table.bias_values_BE[:, :, None], mode="drop")
+
+
+def _keep(logits_BJV: jax.Array, mask: UInt32[Array, "B J_or_1 U"]) -> jax.Array:
+    """-inf wherever the mask has no bit."""
+    V = logits_BJV.shape[2]
+    bits = (mask[..., None] >> jnp.arange(MASK_BITS, dtype=jnp.uint32)[None, None, None]) & jnp.uint32(1)
+    return jnp.where(bits.reshape(*mask.shape[:2], -1)[..., :V] != 0, logits_BJV, -jnp.inf)
+
+
+def _remove(logits_BJV: jax.Array, ids: Int32[Array, "B J_or_1 X"], is_removed: Bool[Array, "B J X_or_1"]) -> jax.Array:
+    """-inf at the ids given; -1 is none."""
+    B, J, V = logits_BJV.shape
+    ids_BJX = jnp.where(is_removed & (ids >= 0), ids, V)
+    at_B, at_J = jnp.arange(B)[:, None, None], jnp.arange(J)[None, :, None]
+    return logits_BJV.at[at_B, at_J, ids_BJX].set(-jnp.inf, mode="drop")
+
+
+def _remove_bad_words(logits_BJV: jax.Array, bad_words_BZY: jax.Array, context: TokenContext) -> jax.Array:
+    """Each sequence's last token, where the answer so far, drafts included, ends in those before it."""
+    prefix_BZX, last_BZ = bad_words_BZY[:, :, :-1], bad_words_BZY[:, :, -1]
+    X, J = prefix_BZX.shape[2], logits_BJV.shape[1]
+    # The X tokens before the first position, then the drafts: position j follows text[j : j + X].
+    at_BX = context.len_B[:, None] - X + jnp.arange(X, dtype=jnp.int32)[None]
+    before_BX = jnp.take_along_axis(context.history_BC, jnp.maximum(at_BX, 0), axis=1)
+    is_output_BX = at_BX >= context.prompt_len_B[:, None]
+    text = jnp.concatenate([jnp.where(is_output_BX, before_BX, -1), context.draft_ids_BK], axis=1)
+    window_JX = jnp.arange(J, dtype=jnp.int32)[:, None] + jnp.arange(X, dtype=jnp.int32)[None]
+    is_same_BJZX = text[:, window_JX][:, :, None, :] == prefix_BZX[:, None]
+    is_ended_BJZ = jnp.all(is_same_BJZX | (prefix_BZX < 0)[:, None], axis=-1)
+    return _remove(logits_BJV, last_BZ[:, None, :], is_ended_BJZ)
