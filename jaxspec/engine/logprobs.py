@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import jax
 import numpy as np
 
 from jaxspec.engine.outputs import Logprob, TokenLogprobs
@@ -35,9 +36,7 @@ def describe(
 
 def on_host(arrays: Arrays) -> Arrays:
     """The same in numpy."""
-    return Arrays(
-        *(np.asarray(leaf) for leaf in (arrays.chosen_BJ, arrays.rank_BJ, arrays.top_ids_BJX, arrays.top_BJX))
-    )  # pyright: ignore[reportArgumentType]
+    return jax.tree.map(np.asarray, arrays)
 
 
 def _logprob(token_id: int, logprob: float, rank: int, tokenizer: Tokenizer | None) -> Logprob:

@@ -31,7 +31,7 @@ def judge(
 
     def lean(logits_BJV: jax.Array) -> tuple[Verdict, TokenLogprobs]:
         verdict = _verify(target, state, batch, drafts, logits_BJV, None)
-        return verdict, no_logprobs(*logits_BJV.shape[:2], target.max_logprobs)
+        return verdict, no_logprobs(logits_BJV.shape[0], logits_BJV.shape[1], target.max_logprobs)
 
     def full(logits_BJV: jax.Array) -> tuple[Verdict, TokenLogprobs]:
         return _judge_fully(target, state, batch, drafts, logits_BJV, mask_BJU)
@@ -86,7 +86,7 @@ def _judge_fully(target: Target, state: DecodeState, batch: Batch, drafts: Draft
         is_normalised = target.logprobs_mode.endswith("logprobs")
         return token_logprobs(shown_BJV, verdict.token_ids_BJ, num_top=target.max_logprobs, is_normalised=is_normalised)
 
-    nothing = lambda: no_logprobs(*logits_BJV.shape[:2], target.max_logprobs)  # noqa: E731
+    nothing = lambda: no_logprobs(B, logits_BJV.shape[1], target.max_logprobs)  # noqa: E731
     return verdict, lax.cond(jnp.any(state.wants_logprobs_R[rows_B]), logprobs, nothing)
 
 
