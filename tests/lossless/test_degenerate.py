@@ -75,7 +75,7 @@ def test_many_requests_wait_for_rows_and_pages(engine, target_oracle):
         ([True], {}, RequestError, "prompt", "integers, got True"),
         ([1], {"stop_token_ids": [VOCAB_SIZE]}, RequestError, "stop_token_ids", "outside the vocabulary"),
         ([1], {"stop_token_ids": list(range(20)) * 4}, None, None, None),
-        ([1], {"stop": "x"}, RequestError, "stop", "need a tokenizer"),
+        ([1], {"stop": "x"}, RequestError, "stop", "needs a tokenizer"),
     ],
 )
 def test_refusals_name_the_field_and_start_nothing(engine, prompt, params, error, param, says):
