@@ -48,6 +48,11 @@ class Int8Weight:
     scale_o: jax.Array  # f32, above 0
     dtype: str = struct.field(pytree_node=False)  # "bfloat16" or "float32"
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[o, i], as of the weight it stands for."""
+        return self.values_oi.shape
+
 
 @struct.dataclass
 class Drafts:

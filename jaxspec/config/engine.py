@@ -20,7 +20,6 @@ class EngineConfig(StrictConfig):
         "pipeline_parallel_size": 1,
         "enable_prefix_caching": False,
         "enable_lora": False,
-        "quantization": None,
         "kv_cache_dtype": "auto",
         "load_format": "auto",
         "revision": None,
@@ -40,6 +39,9 @@ class EngineConfig(StrictConfig):
     served_model_name: str | None = Field(None, description="name the server answers to; the model as given")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="weights and pages; auto: float32 for a float32 checkpoint, else bfloat16"
+    )
+    quantization: Literal["int8"] | None = Field(
+        None, description="int8: linear maps of the target's layers as integers, a scale an output channel"
     )
     max_model_len: int | None = Field(
         None, ge=2, description="longest prompt and answer together, in tokens; the model's limit, if it fits in memory"

@@ -58,6 +58,7 @@ class ResolvedConfig(BaseModel):
     tokenizer: str
     served_model_name: str
     dtype: Dtype
+    quantization: Literal["int8"] | None = None
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -105,6 +106,7 @@ def resolve(config: EngineConfig, hardware: HardwareFacts, models: ModelFacts) -
         tokenizer=config.tokenizer or config.model,
         served_model_name=config.served_model_name or config.model,
         dtype=dtype,
+        quantization=config.quantization,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=_max_num_batched_tokens(config, hardware, max_model_len),

@@ -31,6 +31,7 @@ from jaxspec.text.tokenizer import Tokenizer, load_tokenizer
 from jaxspec.types import ArraySpec
 from jaxspec.weights.aliases import resolve_model
 from jaxspec.weights.checkpoint import Checkpoint, open_checkpoint
+from jaxspec.weights.int8 import Int8Put
 from jaxspec.weights.load import load
 
 logger = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ def build(
         resolved = _resolve(config, platform, checkpoint, draft_checkpoint)
         _configure_compilation_cache(resolved)
         tokenizer = _tokenizer(config.tokenizer, checkpoint.path)
-        weights = {"target": _load(checkpoint, resolved.dtype)}
+        weights = {"target": _load(checkpoint, resolved.dtype, resolved.quantization)}
         if draft_checkpoint is not None:
             weights["draft"] = _load(draft_checkpoint, resolved.dtype)
 
@@ -172,10 +173,18 @@ def _tokenizer(named: str | None, checkpoint: Path) -> Tokenizer | None:
         return None
 
 
-def _load(checkpoint: Checkpoint, dtype: str) -> Any:
+def _load(checkpoint: Checkpoint, dtype: str, quantization: str | None = None) -> Any:
+    """A draft is loaded as it is, whatever the target's quantisation."""
     family = family_of(checkpoint.config.family)
-    specs = family.specs(checkpoint.config, jnp.dtype(dtype))
-    return load(checkpoint.reader, specs, family.name_table(checkpoint.config, checkpoint.source))
+    specs, put = family.specs(checkpoint.config, jnp.dtype(dtype)), None
+    if quantization == "int8":
+        if not family.int8_names:
+            raise ConfigError(
+                f"quantization 'int8' is not supported for {checkpoint.config.family} models; leave it out"
+            )
+        put = Int8Put(specs, family.int8_names, dtype)
+        specs = put.specs
+    return load(checkpoint.reader, specs, family.name_table(checkpoint.config, checkpoint.source), put=put)
 
 
 def _proposer(

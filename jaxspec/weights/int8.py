@@ -1,0 +1,42 @@
+"""Host. Linear maps as 8-bit integers with a scale an output channel, made while a checkpoint is loaded."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.types import ArraySpec, Int8Weight
+
+MAX_INT8 = 127  # -128 is left out, so that the range is symmetric
+
+
+def quantize(weight_oi: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(values i8[o, i], scale f32[o]): each row's largest magnitude becomes 127, a row of zeros has scale 1."""
+    weight_oi = weight_oi.astype(np.float32, copy=False)
+    largest_o = np.abs(weight_oi).max(axis=1, initial=0.0)
+    scale_o = np.where(largest_o > 0, largest_o / MAX_INT8, 1.0).astype(np.float32)
+    return np.rint(weight_oi / scale_o[:, None]).clip(-MAX_INT8, MAX_INT8).astype(np.int8), scale_o
+
+
+class Int8Put:
+    """How to load a tree whose parameters of some names become `Int8Weight`s: the specs to read, and a `put`."""
+
+    def __init__(self, specs: Any, names: tuple[str, ...], dtype: str):
+        """names: last words of their paths; dtype: what the products are taken in."""
+        self._names, self._dtype = names, dtype
+        # Read in float32: integers made of what was rounded before would be rounded twice.
+        self.specs = jax.tree_util.tree_map_with_path(
+            lambda path, spec: ArraySpec(spec.shape, np.float32, spec.axes) if self._is_int8(path[-1].key) else spec,
+            specs,
+            is_leaf=lambda leaf: isinstance(leaf, ArraySpec),
+        )
+
+    def __call__(self, array: np.ndarray, path: str) -> Any:
+        if not self._is_int8(path.rpartition(".")[2]):
+            return jnp.asarray(array)
+        values_oi, scale_o = quantize(array)
+        return Int8Weight(values_oi=jnp.asarray(values_oi), scale_o=jnp.asarray(scale_o), dtype=self._dtype)
+
+    def _is_int8(self, name: str) -> bool:
+        return name in self._names

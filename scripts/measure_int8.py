@@ -1,0 +1,58 @@
+"""What int8 weights do to a model: logits beside those of the weights as they are, and which token comes first.
+
+`python scripts/measure_int8.py [MODEL]`; prompts and answers are those of tests/data/goldens/smollm2_greedy.json.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.cache.pages import pool_shape
+from jaxspec.engine.build import _load
+from jaxspec.models.base import Tokens
+from jaxspec.models.registry import family_of
+from jaxspec.weights.aliases import resolve_model
+from jaxspec.weights.checkpoint import open_checkpoint
+
+CASES = Path(__file__).resolve().parent.parent / "tests" / "data" / "goldens" / "smollm2_greedy.json"
+LENGTH = 256  # tokens of each text that are looked at
+
+
+def main(model: str) -> None:
+    """Print one line a dtype."""
+    texts = [case["prompt_token_ids"] + case["token_ids"] for case in json.loads(CASES.read_text())["cases"]]
+    texts = [text[:LENGTH] for text in texts if len(text) >= LENGTH] or [text[:64] for text in texts]
+    wanted = _logits(model, "float32", None, texts)
+    for dtype, quantization in (("bfloat16", None), ("float32", "int8"), ("bfloat16", "int8")):
+        found = _logits(model, dtype, quantization, texts)
+        relative = np.abs(found - wanted).max() / np.abs(wanted).max()
+        error = np.sqrt(np.square(found - wanted).mean() / np.square(wanted).mean())
+        top_1 = (found.argmax(-1) == wanted.argmax(-1)).mean()
+        print(
+            f"{dtype} {quantization or 'as it is'}: max|difference| / max|logits| {relative:.4f}, "
+            f"root mean square {error:.4f}, same first token {top_1:.4f} of {top_1.size * wanted[..., 0].size}"
+        )
+
+
+def _logits(model: str, dtype: str, quantization: str | None, texts: list[list[int]]) -> np.ndarray:
+    with open_checkpoint(resolve_model(model)) as checkpoint:
+        config, weights = checkpoint.config, _load(checkpoint, dtype, quantization)
+    family, length = family_of(config.family), len(texts[0])
+    place_BT = np.arange(length, dtype=np.int32)[None]
+
+    @jax.jit
+    def run(weights, ids_BT):
+        pages_BM = jnp.zeros((1, 1), jnp.int32)
+        tokens = Tokens(token_ids_BT=ids_BT, positions_BT=place_BT, slots_BT=place_BT, pages_BM=pages_BM)
+        hidden_BTD, _ = family.forward(weights, config, tokens, jnp.zeros(pool_shape(config, 1, length), jnp.float32))
+        return family.logits(weights, config, hidden_BTD)
+
+    return np.stack([np.asarray(run(weights, np.asarray([text], np.int32)))[0] for text in texts])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m-instruct")
