@@ -2,6 +2,7 @@
 
 import math
 import os
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from jaxspec.weights.reader import TensorInfo, check_readable, is_shape
 
 # Values dequantised at a time: small enough to stay in the cache until they are cast, large enough to amortise numpy.
 BLOCK_VALUES = 1 << 18
+# numpy works outside the interpreter's lock; more threads than this wait for memory.
+NUM_THREADS = min(4, os.cpu_count() or 1)
 
 _PLAIN_DTYPES = {
     "F32": np.dtype(np.float32),
@@ -50,6 +53,7 @@ class GgufReader:
         }
         self._check_extents(header.file_bytes)
         self._file: MappedFile | None = MappedFile(self.path)
+        self._threads = ThreadPoolExecutor(NUM_THREADS, "gguf")  # starts none before the first quantised read
 
     def read(self, name: str, dtype: np.dtype | None = None) -> np.ndarray:
         """One tensor, cast to `dtype` if given; plain types are views of the file, quantised ones fresh arrays.
@@ -65,7 +69,8 @@ class GgufReader:
         if type_name in _PLAIN_DTYPES:
             plain = data.view(info.dtype).reshape(info.shape)
             return plain if dtype is None else plain.astype(dtype, copy=False)
-        return _dequantize(data, type_name, info.shape, np.dtype(np.float32) if dtype is None else np.dtype(dtype))
+        wanted = np.dtype(np.float32) if dtype is None else np.dtype(dtype)
+        return _dequantize(data, type_name, info.shape, wanted, self._threads)
 
     def release(self, name: str) -> None:
         """Lets the tensor's pages leave memory; views of it stay valid."""
@@ -76,6 +81,7 @@ class GgufReader:
     def close(self) -> None:
         """Lets go of the file; arrays already read stay valid."""
         self._file = None
+        self._threads.shutdown()
 
     def __enter__(self) -> "GgufReader":
         return self
@@ -139,7 +145,9 @@ def _can_dequantize(type_name: str) -> bool:
     return True
 
 
-def _dequantize(data: np.ndarray, type_name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+def _dequantize(
+    data: np.ndarray, type_name: str, shape: tuple[int, ...], dtype: np.dtype, threads: ThreadPoolExecutor
+) -> np.ndarray:
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
 
@@ -149,7 +157,10 @@ def _dequantize(data: np.ndarray, type_name: str, shape: tuple[int, ...], dtype:
     rows_in = data.reshape(out.size // shape[-1], -1)
     rows_out = out.reshape(-1, shape[-1])
     rows_per_block = max(1, BLOCK_VALUES // shape[-1])
-    for start in range(0, len(rows_in), rows_per_block):
+
+    def fill(start: int) -> None:
         block = dequantize(rows_in[start : start + rows_per_block], GGMLQuantizationType[type_name])
         rows_out[start : start + rows_per_block] = block
+
+    list(threads.map(fill, range(0, len(rows_in), rows_per_block)))  # a list, so that an error is raised here
     return out

@@ -85,6 +85,22 @@ def test_quantised_types(tmp_path, kind, shape):
         np.testing.assert_allclose(values, expected, rtol=1e-6, atol=1e-6)
 
 
+NOT_DEQUANTISED = {"F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64", "Q8_1", "Q8_K", "Q1_0"}
+
+
+@pytest.mark.parametrize("kind", [t.name for t in gguf.GGMLQuantizationType if t.name not in NOT_DEQUANTISED])
+def test_every_type_the_package_dequantises(tmp_path, kind):
+    """All of them, a row block at a time and in threads, beside the package on the whole tensor."""
+    block_values, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    raw = np.random.default_rng(5).integers(0, 256, (3, 5, 2 * block_bytes), dtype=np.uint8)
+    raw &= 0x7B  # so that no half among them is infinite or NaN, wherever a type keeps its scales
+    wanted = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind])
+    with GgufReader(write(tmp_path / "x.gguf", {"x": (raw, kind)})) as reader:
+        found = reader.read("x")
+    assert found.shape == wanted.shape == (3, 5, 2 * block_values)
+    np.testing.assert_array_equal(found, wanted)
+
+
 @pytest.mark.parametrize("block_values", [1, 64, 100, 1000])
 def test_row_blocks_join_seamlessly(tmp_path, monkeypatch, block_values):
     monkeypatch.setattr(reader_module, "BLOCK_VALUES", block_values)
