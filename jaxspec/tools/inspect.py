@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxspec.config.fields import read_json
+from jaxspec.config.speculative import SpeculativeConfig
 from jaxspec.errors import ConfigError, JaxspecError
 from jaxspec.models.registry import family_of
 from jaxspec.text.tokenizer import load_tokenizer
@@ -97,6 +98,7 @@ def _describe(source: str, path: Path, config: dict[str, Any], reader: Reader) -
     }
     if drafter is not None:
         found["loads_as"] = f"drafter of method {drafter!r}"
+        found["refused_because"] = _refusal_of_method(drafter, str(path))
         return found
     try:
         with open_checkpoint(path) as checkpoint:
@@ -118,6 +120,15 @@ def _as_target(checkpoint: Checkpoint) -> dict[str, Any]:
         "loads_as": f"target model, {config.num_layers} layers, vocabulary {config.vocab_size}, dtype {dtype}",
         "ignored": ignored,
     }
+
+
+def _refusal_of_method(method: str, path: str) -> str | None:
+    """What the engine's config says to a drafter of this kind: a method may be known and not built."""
+    try:
+        SpeculativeConfig(method=method, model=path, num_speculative_tokens=1)  # pyright: ignore[reportArgumentType]
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def _architecture(config: dict[str, Any], reader: Reader) -> str | None:

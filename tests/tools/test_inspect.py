@@ -21,7 +21,10 @@ DRAFTERS = {
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_drafters(name):
     found = inspect(str(TINY / name))
-    assert (found["drafter"], found["refused_because"]) == (DRAFTERS[name], None)
+    assert found["drafter"] == DRAFTERS[name]
+    assert repr(DRAFTERS[name]) in found["loads_as"]
+    # Methods that are not built yet are refused as the engine would refuse them, by name.
+    assert found["refused_because"] is None or DRAFTERS[name] in found["refused_because"]
     assert found["format"] == ("torch" if name.startswith(("eagle1", "medusa")) or name == "eagle3" else "safetensors")
 
 
