@@ -125,7 +125,7 @@ def _as_target(checkpoint: Checkpoint) -> dict[str, Any]:
 def _refusal_of_method(method: str, path: str) -> str | None:
     """What the engine's config says to a drafter of this kind: a method may be known and not built."""
     try:
-        SpeculativeConfig(method=method, model=path, num_speculative_tokens=1)  # pyright: ignore[reportArgumentType]
+        SpeculativeConfig.model_validate({"method": method, "model": path, "num_speculative_tokens": 1})
     except ConfigError as error:
         return str(error)
     return None

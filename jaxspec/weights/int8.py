@@ -3,10 +3,10 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.types import ArraySpec, Int8Weight
+from jaxspec.weights.load import copy_to_device
 
 MAX_INT8 = 127  # -128 is left out, so that the range is symmetric
 
@@ -34,9 +34,9 @@ class Int8Put:
 
     def __call__(self, array: np.ndarray, path: str) -> Any:
         if not self._is_int8(path.rpartition(".")[2]):
-            return jnp.asarray(array)
+            return copy_to_device(array)
         values_oi, scale_o = quantize(array)
-        return Int8Weight(values_oi=jnp.asarray(values_oi), scale_o=jnp.asarray(scale_o), dtype=self._dtype)
+        return Int8Weight(values_oi=copy_to_device(values_oi), scale_o=copy_to_device(scale_o), dtype=self._dtype)
 
     def _is_int8(self, name: str) -> bool:
         return name in self._names

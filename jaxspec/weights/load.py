@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -33,7 +34,7 @@ def load(reader: Reader, specs: Any, table: NameTable, *, put: Put | None = None
     Raises:
       WeightsError: naming every missing, unexpected and misshaped tensor.
     """
-    put = put or (lambda array, _: jnp.asarray(array))
+    put = put or (lambda array, _: copy_to_device(array))
     check(reader, specs, table)
     flat = dict(_flatten(specs, ""))
     arrays = {}
@@ -42,6 +43,14 @@ def load(reader: Reader, specs: Any, table: NameTable, *, put: Put | None = None
         for name in table.sources[path].names:
             reader.release(name)
     return _unflatten(specs, "", arrays)
+
+
+def copy_to_device(array: np.ndarray) -> jax.Array:
+    """The array on the default device, all of it there: what it was a view of may then leave memory.
+
+    jax.device_put would share memory with aligned host arrays on CPU, mapped files included.
+    """
+    return jax.block_until_ready(jnp.asarray(array))
 
 
 def check(reader: Reader, specs: Any, table: NameTable) -> list[str]:
