@@ -1,5 +1,6 @@
 """Host. Float8 checkpoints: their weights multiplied by their scales as they are read, block row by block row."""
 
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +10,8 @@ import numpy as np
 
 from jaxspec.errors import ConfigError, WeightsError
 from jaxspec.weights.reader import Reader, TensorInfo
+
+logger = logging.getLogger(__name__)
 
 # What follows a weight's name. Both are factors: DeepSeek's "inv" is the inverse of what the weight was divided by.
 SCALE_SUFFIXES = ("_scale_inv", "_scale")
@@ -55,11 +58,14 @@ class Float8Reader:
         self._scales = {name: _scale_of(reader, name) for name, info in reader.tensors.items() if info.dtype in _FLOAT8}
         for name, scale in self._scales.items():
             _spread(reader.tensors[scale].shape, reader.tensors[name].shape, block, f"{scale} (for {name})")
-        unlisted = set(self._scales.values())
+        unread = [name for name in reader.tensors if name.rpartition(".")[2] in _UNREAD]
+        if unread:
+            logger.info("%d scales of activations stay unread: layers compute in full precision", len(unread))
+        unlisted = {*self._scales.values(), *unread}
         self.tensors = {
             name: TensorInfo(info.shape, np.dtype(np.float32), True) if name in self._scales else info
             for name, info in reader.tensors.items()
-            if name not in unlisted and name.rpartition(".")[2] not in _UNREAD
+            if name not in unlisted
         }
 
     def read(self, name: str, dtype: np.dtype | None = None) -> np.ndarray:
