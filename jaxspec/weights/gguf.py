@@ -44,6 +44,10 @@ class GgufReader:
         self.path = Path(path)
         header = read_gguf_header(self.path)
         self.metadata: dict[str, Any] = header.metadata
+        if (parts := header.metadata.get("split.count", 1)) != 1:
+            raise WeightsError(
+                f"{self.path} is one of {parts!r:.20} parts of a model; join them with llama.cpp's gguf-split --merge"
+            )
         self._entries = header.tensors
         self._places = {name: _place(self.path, name, tensor) for name, tensor in header.tensors.items()}
         self.tensors = {

@@ -234,6 +234,14 @@ def test_absurd_tables_are_named(tmp_path, tensors, words):
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
+def test_a_part_of_a_split_file_is_called_so(tmp_path):
+    tensors = {"x": np.ones((2, 3), np.float32)}
+    with GgufReader(write(tmp_path / "whole.gguf", tensors, {"split.count": 1})) as reader:
+        assert set(reader.tensors) == {"x"}
+    with pytest.raises(WeightsError, match=r"one of 3 parts .* gguf-split --merge"):
+        GgufReader(write(tmp_path / "part.gguf", tensors, {"split.count": 3}))
+
+
 def test_empty_tensors_are_read(tmp_path):
     with GgufReader(raw_file(tmp_path / "x.gguf", [("x", [32, 0], 8, 0), ("y", [4, 0], 0, 0)])) as reader:
         assert reader.read("x").shape == (0, 32)
