@@ -44,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--pairs", type=int, default=7, help="plain/speculative pairs of runs; the median is quoted")
     parser.add_argument("--dtype", default="bfloat16", help="auto, float32 or bfloat16")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
+    parser.add_argument("--top-p", type=float, default=1.0, help="of sampled decoding; 1 keeps all tokens")
     parser.add_argument("--speculative-config", required=True, help="JSON, as the engine takes it")
     args = parser.parse_args(argv)
     try:
@@ -65,6 +66,7 @@ def run(args: argparse.Namespace, speculative: Mapping[str, Any]) -> dict[str, A
     kinds = read_prompts(path, load_tokenizer(resolve_model(args.model)))
     longest = max(len(one.token_ids) + one.max_tokens for prompts in kinds.values() for one in prompts)
     settings = {"dtype": args.dtype, "max_num_seqs": args.batch, "max_model_len": -(-(longest + 1) // 128) * 128}
+    settings["enable_structured_outputs"] = False  # its programs would not run
     plain = Engine(args.model, **settings)
     speculating = Engine(args.model, speculative_config=speculative, **settings)
     compiles_before = speculating.compiles_after_ready  # compiling one engine is no fault of the other
@@ -83,8 +85,9 @@ def run(args: argparse.Namespace, speculative: Mapping[str, Any]) -> dict[str, A
     compiles_after_ready = speculating.compiles_after_ready - compiles_before
     peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
-    parts = time_parts(speculating.core, args.batch, repeats=max(args.pairs, 7) * 3)
-    plain_parts = time_parts(plain.core, args.batch, repeats=max(args.pairs, 7) * 3)
+    how = {"repeats": max(args.pairs, 7) * 3, "temperature": args.temperature, "top_p": args.top_p}
+    parts = time_parts(speculating.core, args.batch, **how)
+    plain_parts = time_parts(plain.core, args.batch, **how)
     return _report(args, path, kinds, seconds, stats) | {
         "host_share": host_share,
         "host_ms_per_round": host_ms,
@@ -117,7 +120,9 @@ def _answer(
 
 
 def _params(one: BenchPrompt, args: argparse.Namespace) -> SamplingParams:
-    return SamplingParams(temperature=args.temperature, max_tokens=one.max_tokens, ignore_eos=True, seed=1)
+    return SamplingParams(
+        temperature=args.temperature, top_p=args.top_p, max_tokens=one.max_tokens, ignore_eos=True, seed=1
+    )
 
 
 def _host_share(
@@ -199,6 +204,7 @@ def _report(
         "pairs": args.pairs,
         "dtype": args.dtype,
         "temperature": args.temperature,
+        "top_p": args.top_p,
         "plain_tokens_per_s": speeds["plain"],
         "spec_tokens_per_s": speeds["spec"],
         "speedup": harmonic_mean([entry["speedup"] for entry in by_kind.values()]),

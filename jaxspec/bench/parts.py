@@ -12,15 +12,17 @@ import numpy as np
 from jaxspec.bench.clock import interleaved_ms
 from jaxspec.engine.core import EngineCore
 from jaxspec.models.base import Tokens
-from jaxspec.rejection.verify import verify
 from jaxspec.sampling.params import SamplingParams
 from jaxspec.step import pack, rounds
+from jaxspec.step.judge import judge
 from jaxspec.types import Drafts
 
 _PERIOD = 8  # tokens of a prompt that repeats itself: every round drafts
 
 
-def time_parts(core: EngineCore, batch_rows: int, *, repeats: int) -> dict[str, float]:
+def time_parts(
+    core: EngineCore, batch_rows: int, *, repeats: int, temperature: float = 0.0, top_p: float = 1.0
+) -> dict[str, float]:
     """Median milliseconds of a drafting round and of its parts, at the given batch size.
 
     round_ms: the engine's own program, every row drafting. verify_ms: the bare J-position forward and head.
@@ -31,7 +33,8 @@ def time_parts(core: EngineCore, batch_rows: int, *, repeats: int) -> dict[str, 
     target, proposer, weights = parts.target, parts.proposer, parts.weights
     J = proposer.num_tokens + 1
     bucket = pack.bucket_of(batch_rows, shapes.batch_rows)
-    requests = _repeating_requests(core, batch_rows)
+    params = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=None, ignore_eos=True, seed=1)
+    requests = _repeating_requests(core, batch_rows, params)
     batch = core.running_batch()
     model = target.config
     view_pages_BM = jnp.asarray(batch.pages_BM)
@@ -70,12 +73,8 @@ def time_parts(core: EngineCore, batch_rows: int, *, repeats: int) -> dict[str, 
 
     forward = forward_of(J)
     logits_BJV = forward()
-    table = jax.tree.map(lambda leaf: leaf[np.asarray(batch.rows_B)], core.state.table)
     drafts = Drafts(token_ids_BK=jnp.zeros((bucket, J - 1), jnp.int32), counts_B=jnp.full(bucket, J - 1, jnp.int32))
-    reject = jax.jit(
-        functools.partial(verify, rule=target.rule, implementation=target.implementation, platform=target.platform)
-    )
-    anchor_B = jnp.ones(bucket, jnp.int32)
+    reject = jax.jit(functools.partial(judge, target))
 
     floor = _read_weights(weights["target"])
     first = core.scheduler.decoding[0]
@@ -95,19 +94,18 @@ def time_parts(core: EngineCore, batch_rows: int, *, repeats: int) -> dict[str, 
     }
     if J > 1:
         runs["draft_ms"] = draft
-        runs["reject_ms"] = lambda: reject(logits_BJV, drafts, table, anchor_B)
+        runs["reject_ms"] = lambda: reject(core.state, batch, drafts, logits_BJV)
     times = interleaved_ms(runs, repeats=repeats, calls=1)
     for request in requests:
         core.abort(request.request_id)
     return {"draft_ms": 0.0, "reject_ms": 0.0} | times
 
 
-def _repeating_requests(core: EngineCore, batch_rows: int) -> list[Any]:
+def _repeating_requests(core: EngineCore, batch_rows: int, params: SamplingParams) -> list[Any]:
     """Requests that repeat themselves, prefilled and one round in: n-gram lookup always finds something."""
     config = core.config
     length = min(20 * _PERIOD, config.max_model_len // 2)
     ids = (list(range(40, 40 + _PERIOD)) * (length // _PERIOD + 1))[:length]
-    params = SamplingParams(temperature=0.0, max_tokens=config.max_model_len - length, ignore_eos=True)
     requests = [core.add_request(f"parts-{index}", {"prompt_token_ids": ids}, params) for index in range(batch_rows)]
     while len(core.scheduler.decoding) < batch_rows:
         core.step()
