@@ -8,6 +8,7 @@ import pytest
 from jaxspec import ConfigError, Engine, RequestError, SamplingParams
 from tests.lossless.engines import custom, draft_model, make_engine, ngram
 from tests.lossless.replay import HostReplay, Script
+from tests.oracle.edits import edited
 from tests.oracle.folders import write_llama
 from tests.oracle.llama import assert_says, continuation
 
@@ -56,6 +57,36 @@ def test_stop_strings_end_answers_where_the_text_says(engine):
     assert completion.text == whole[: whole.index(stop)]
     assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
     assert engine.core.scheduler.allocator.num_used == 0
+
+
+def test_bad_words_are_never_written(engine, oracle):
+    """Words of one, two and three tokens, in the middle of what would have been said; each alone and all together."""
+    whole = engine.generate("hello", GREEDY, use_tqdm=False)[0].outputs[0]
+    bad = [whole.text[3:5].strip(), whole.text[6:9].strip(), whole.text[11].strip()]
+    words = [word for word in bad if word]
+    assert len(words) > 1
+    for chosen in (*([word] for word in words), words):
+        params = SamplingParams(temperature=0, max_tokens=14, bad_words=chosen)
+        (answer,) = engine.generate("hello", params, use_tqdm=False)[0].outputs
+        assert not any(word in answer.text for word in chosen)
+        sequences = [engine.tokenizer.encode(form, add_special_tokens=False) for w in chosen for form in (w, f" {w}")]
+        prompt = engine.tokenizer.encode("hello")
+
+        def edit(logits_V, output, sequences=sequences, params=params, prompt=prompt):
+            return edited(logits_V, params, prompt, output, bad_words_ids=sequences)
+
+        assert_says(answer.token_ids, continuation(oracle, prompt, 14, edit=edit))
+
+
+def test_logprobs_come_with_their_tokens_text(engine):
+    params = SamplingParams(temperature=0, max_tokens=6, logprobs=2, prompt_logprobs=0)
+    (output,) = engine.generate("hello", params, use_tqdm=False)
+    (answer,) = output.outputs
+    texts = [entry[token].decoded_token for entry, token in zip(answer.logprobs, answer.token_ids, strict=True)]
+    assert "".join(texts) == answer.text
+    assert [one.decoded_token for entry in output.prompt_logprobs[1:] for one in entry.values()] == list("ello")
+    pieces = [one.outputs[0] for one in engine.stream("hello", params)]
+    assert pieces[-1].logprobs == answer.logprobs
 
 
 def test_a_streams_deltas_join_to_the_whole(engine):

@@ -36,9 +36,9 @@ def make_requests():
         {"temperature": 0.7, "top_k": 4, "seed": 2},
         {"temperature": 0.0, "min_tokens": 5, "stop_token_ids": [13, 19, 31]},
         {"temperature": 1.3, "top_p": 0.7, "seed": 3},
-        {"temperature": 1.0, "min_p": 0.1, "seed": 1},
+        {"temperature": 1.0, "min_p": 0.1, "seed": 1, "frequency_penalty": 0.9, "logprobs": 3},
         {"temperature": 2.0, "top_k": 10, "top_p": 0.9, "min_p": 0.02, "seed": -5},
-        {"temperature": 0.5, "seed": 2**40, "stop_token_ids": [4]},
+        {"temperature": 0.5, "seed": 2**40, "stop_token_ids": [4], "logit_bias": {7: 3.0}, "repetition_penalty": 1.4},
     ]
     requests = []
     for index, kind in enumerate(kinds):
@@ -77,7 +77,7 @@ def test_permuted(engine, alone, seed):
 def test_one_odd_row_among_copies(engine, alone, odd):
     """A greedy row between sampled ones, and a sampled one between greedy ones, in each of the four rows."""
     requests = make_requests()
-    for one, other in ((0, 1), (1, 0), (6, 0), (2, 4)):
+    for one, other in ((0, 1), (1, 0), (6, 0), (2, 7), (5, 4)):
         batch = [one if row == odd else other for row in range(4)]
         assert generate(engine, [requests[at] for at in batch]) == [alone[at] for at in batch]
 
