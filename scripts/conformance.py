@@ -18,39 +18,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.config.schedule import dense_schedule, drafts_at
 from jaxspec.engine.commit import Progress, commit_block
-from jaxspec.keys import request_key
 from jaxspec.metrics.acceptance import AcceptanceStats
 from jaxspec.proposers.ngram import match
 from jaxspec.rejection.metadata import expand_batch_to_tokens, make_metadata
 from jaxspec.rejection.rows import draft_histories, parse_output
-from jaxspec.rejection.verify import verify
 from jaxspec.sampling.params import SamplingParams
-from jaxspec.sampling.table import make_table
-from jaxspec.types import Drafts
 
-NUM_SEEDS = 4096  # draws of a case with stated probabilities: 4 standard deviations are below 0.032
-
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # however this file was loaded
+from conformance_rejection import run_rejection_greedy, run_rejection_random
+from conformance_rules import run_block_verification, run_synthetic
+from conformance_tools import MismatchError, NotYetError, check, expect_error, ints, matrix_of
 
 matched = jax.jit(match, static_argnames=("min_n", "max_n", "num_tokens", "max_model_len"))
-verified = jax.jit(verify, static_argnames="rule")
-
-
-class NotYetError(Exception):
-    """The case needs something that jaxspec does not have yet."""
-
-
-class MismatchError(Exception):
-    """The case gives something other than expected."""
-
-
-def check(found: Any, expected: Any) -> None:
-    if found != expected:
-        raise MismatchError(f"expected {expected!r}, got {found!r}")
-
-
-def ints(values: Any) -> jax.Array:
-    return jnp.asarray(values, jnp.int32)
 
 
 # ngram ----------------------------------------------------------------------------------------------------------------
@@ -74,192 +55,6 @@ def run_ngram(given: Mapping[str, Any], expected: Any) -> None:
     pairs = zip(drafts.token_ids_BK.tolist(), drafts.counts_B.tolist(), strict=True)
     proposed = [row[:count] for row, count in pairs]
     check(proposed if "rows" in given else proposed[0], expected)
-
-
-# rejection ------------------------------------------------------------------------------------------------------------
-
-
-# Cases are padded to few shapes: what is compiled for one serves many, and padding must not show.
-MIN_ROWS, MIN_DRAFTS, MIN_VOCAB = 4, 6, 128
-
-
-def judge(
-    logits: list[np.ndarray],
-    draft_rows: list[list[int]],
-    params: list[SamplingParams],
-    draft_logits: list[np.ndarray] | None = None,
-    *,
-    seed: int = 0,
-    rule: str = "standard",
-) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens [B, K + 1], accepted [B]) of one round; logits: one [drafts + 1, V] array a row. K: the most drafts."""
-    num_rows, num_drafts, vocab_size = len(logits), max(map(len, draft_rows)), logits[0].shape[1]
-    B, K, V = max(num_rows, MIN_ROWS), max(num_drafts, MIN_DRAFTS), max(vocab_size, MIN_VOCAB)
-
-    def padded(rows: list[np.ndarray], num_positions: int) -> jax.Array:
-        out = np.full((B, num_positions, V), np.nan, np.float32)
-        out[num_rows:] = 0
-        for index, row in enumerate(rows):
-            out[index, : len(row)] = -np.inf
-            out[index, : len(row), :vocab_size] = row
-        return jnp.asarray(out)
-
-    ids = np.full((B, K), -1)
-    for index, row in enumerate(draft_rows):
-        ids[index, : len(row)] = row
-    counts = [len(row) for row in draft_rows] + [0] * (B - num_rows)
-    logits_BKV = None if draft_logits is None else padded(draft_logits, K)
-    keys = np.stack([request_key(seed, row) for row in range(B)])
-    table = make_table([*params, *[params[0]] * (B - num_rows)], keys)
-    drafts = Drafts(token_ids_BK=ints(ids), counts_B=ints(counts), logits_BKV=logits_BKV)
-    verdict = verified(padded(logits, K + 1), drafts, table, jnp.full(B, 10, jnp.int32), rule=rule)
-    tokens = np.asarray(verdict.token_ids_BJ)[:num_rows]
-    check(bool((tokens[:, num_drafts + 1 :] == -1).all()), True)
-    return tokens[:, : num_drafts + 1], np.asarray(verdict.num_accepted_B)[:num_rows]
-
-
-def peaked(rows: list[list[int]], vocab_size: int, margin: float = 20.0) -> list[np.ndarray]:
-    """Logits whose arg-max is the given id at every position."""
-    return [margin * np.eye(vocab_size)[row] for row in rows]
-
-
-def vocab_of(*ids: Any) -> int:
-    return max([0, *(token for token in jax.tree.leaves(ids))]) + 2
-
-
-def run_rejection_greedy(given: Mapping[str, Any], expected: Any) -> None:
-    needs = {"frequency_penalty", "presence_penalty", "repetition_penalty", "bad_words", "disallowed_ranges"} & set(
-        given
-    )
-    if needs:
-        raise NotYetError(f"{', '.join(sorted(needs))}")
-    if "bonus" not in given:
-        run_verified_blocks(given, expected)
-        return
-    best = [[*row, bonus] for row, bonus in zip(given["target_argmax"], given["bonus"], strict=True)]
-    logits = peaked(best, given.get("vocab", vocab_of(best, given["draft"])))
-    tokens, _ = judge(logits, given["draft"], [SamplingParams(temperature=0.0)] * len(best))
-    check(tokens.tolist(), expected)
-
-
-def run_verified_blocks(given: Mapping[str, Any], expected: Any) -> None:
-    """dflash_chain: column 0 of each block is committed already; row j of the target judges column j + 1."""
-    target = matrix_of(given, "target")
-    blocks = matrix_of(given, "candidate", "block", "draft")
-    logits = peaked(target, vocab_of(target, blocks))
-    judged = judge(logits, [block[1:] for block in blocks], [SamplingParams(temperature=0.0)] * len(blocks))
-    tokens, accepted = (array.tolist() for array in judged)
-    kept = [row[: count + 1] for row, count in zip(tokens, accepted, strict=True)]
-    if not isinstance(expected, Mapping):
-        check(tokens if len(expected[0]) == len(tokens[0]) else kept, expected)
-        return
-    for name, value in expected.items():
-        if "accept" in name:
-            check(accepted, value)
-        elif "bonus" in name:
-            check([row[-1] for row in kept], value)
-        elif "token" in name or "output" in name or "commit" in name:
-            check(tokens if len(value[0]) == len(tokens[0]) else kept, value)
-        else:
-            raise MismatchError(f"no way to check {name!r}")
-
-
-def matrix_of(given: Mapping[str, Any], *words: str) -> list[list[int]]:
-    """The input that is a list of lists and has one of the words in its name."""
-    for word in words:
-        for name, value in given.items():
-            if word in name and isinstance(value, list) and all(isinstance(row, list) for row in value):
-                return value
-    raise MismatchError(f"no list of lists named like {words} among {sorted(given)}")
-
-
-def run_rejection_random(given: Mapping[str, Any], expected: Any) -> None:
-    if given.get("rejection_sample_method", "standard") not in ("standard", "coupled"):
-        raise NotYetError(f"rejection_sample_method {given['rejection_sample_method']}")
-    if "target_logit_argmax" in given:
-        best = [[*row, bonus] for row, bonus in zip(given["target_logit_argmax"], given["bonus"], strict=True)]
-        logits = peaked(best, given["vocab"], given["margin"])
-        params = [SamplingParams(temperature=temperature) for temperature in given["temperature"]]
-        for rule in ("standard", "coupled"):
-            for seed in range(32):
-                tokens, _ = judge(logits, given["draft"], params, seed=seed, rule=rule)
-                check(tokens.tolist(), expected)
-        return
-    if "draft_pattern" in given:
-        vocab_size = 16
-        target = [(3 * place + 1) % vocab_size for place in range(given["K"] + 1)]
-        if not given["target_equals_draft"]:
-            target = [(token + 1) % vocab_size for token in target]
-        drafts = [
-            -1 if one == "-1" else (3 * place + 1) % vocab_size for place, one in enumerate(given["draft_pattern"])
-        ]
-        target_probs, draft_probs = np.eye(vocab_size)[target], None
-    else:
-        drafts, draft_probs = given["draft"], given["draft_probs"]
-        bonus = np.eye(given["vocab"])[given["bonus"]]
-        target_probs = np.concatenate(
-            [np.asarray(given["target_probs"], float).reshape(-1, given["vocab"]), bonus[None]]
-        )
-    filters = {name: given[name] for name in ("temperature", "top_k", "top_p", "min_p") if name in given}
-    rules = ("standard", "coupled") if draft_probs is None else ("standard",)
-    for rule in rules:
-        check_draws(many_draws(target_probs, drafts, draft_probs, filters, rule), expected)
-
-
-def many_draws(target_probs, drafts, draft_probs, filters, rule) -> np.ndarray:
-    """The verdicts of NUM_SEEDS requests that differ by their key alone."""
-
-    def repeated(probs) -> list[np.ndarray]:
-        with np.errstate(divide="ignore"):
-            return [np.log(np.asarray(probs, np.float64))] * NUM_SEEDS
-
-    params = [SamplingParams(**{"temperature": 1.0} | filters)] * NUM_SEEDS
-    draft_logits = None if draft_probs is None else repeated(draft_probs)
-    tokens, _ = judge(repeated(target_probs), [drafts] * NUM_SEEDS, params, draft_logits, rule=rule)
-    return tokens
-
-
-def check_draws(tokens_BJ: np.ndarray, expected: Any) -> None:
-    """expected: the one possible row, or statements about many: see `statements`."""
-    if not isinstance(expected, Mapping):
-        rows = np.unique(tokens_BJ, axis=0).tolist()
-        check(rows, [expected])
-        return
-    for name, value in expected.items():
-        if name not in ("tolerance", "note"):
-            check_statement(tokens_BJ, name, value, expected.get("tolerance", 0.035))
-
-
-def check_statement(tokens_BJ: np.ndarray, name: str, value: Any, tolerance: float) -> None:
-    """One statement about many draws: a bound on the number of tokens, a frequency, or a distribution."""
-    num_sampled = (tokens_BJ >= 0).sum(axis=1)
-    words = name.split("_")
-    figure: Any
-    if name in ("max_num_sampled", "min_num_sampled"):
-        check(int(getattr(num_sampled, words[0])()), value)
-        return
-    if words[:3] == ["frac", "num", "sampled"]:
-        figure, words = float((num_sampled == int(words[3])).mean()), words[4:]
-    elif name in ("accept_prob", "acceptance_rate", "accept_rate", "accept_prob_range", "acceptance_rate_range"):
-        figure, words = float((num_sampled > 1).mean()), words[2:]
-    elif name in ("mean_num_sampled", "mean_num_sampled_range"):
-        figure, words = float(num_sampled.mean()), words[3:]
-    elif name in ("in_vocab", "in_range"):
-        check(bool((tokens_BJ[:, 0] >= 0).all()), value)
-        return
-    elif name in ("probs", "first_token_probs", "recovered_probs", "output_probs", "distribution"):
-        chosen = tokens_BJ[:, 0] if name != "recovered_probs" else tokens_BJ[num_sampled == 1, 0]
-        figure, words = (np.bincount(chosen, minlength=len(value)) / max(len(chosen), 1)).tolist(), []
-    else:
-        raise MismatchError(f"no way to check {name!r}")
-    if words == ["gt"] or words == ["lt"]:
-        is_right = figure > value if words == ["gt"] else figure < value
-    elif words == ["range"]:
-        is_right = value[0] <= figure <= value[1]
-    else:
-        is_right = np.shape(figure) == np.shape(value) and np.abs(np.subtract(figure, value)).max() <= tolerance
-    if not is_right:
-        raise MismatchError(f"{name} {value!r}: got {figure!r}")
 
 
 # metadata -------------------------------------------------------------------------------------------------------------
@@ -348,14 +143,46 @@ def run_output(given: Mapping[str, Any], expected: Any) -> None:
     check({"kept": list(cut.token_ids), "finish": finish}, expected)
 
 
+# dynamic_schedule -----------------------------------------------------------------------------------------------------
+
+
+def run_dynamic_schedule(given: Mapping[str, Any], expected: Any) -> None:
+    schedule = given["schedule"]
+    asked = given.get("scheduled_requests", [])
+    max_batch = given.get("max_batch", max([1, *asked]))
+    # Without a limit on drafts no entry is clamped.
+    max_tokens = given.get("k_max", given.get("num_speculative_tokens", 2**31))
+    if isinstance(expected, Mapping) and "error" in expected:
+        expect_error(lambda: dense_schedule(schedule, max_batch=max_batch, max_tokens=max_tokens), expected)
+        return
+    table = dense_schedule(schedule, max_batch=max_batch, max_tokens=max_tokens)
+    if asked:
+        check([drafts_at(table, num_requests, max_tokens=max_tokens) for num_requests in asked], expected)
+        return
+    if not isinstance(expected, Mapping):
+        check(list(table), expected)
+        return
+    for name, value in expected.items():
+        if name in ("length", "len"):
+            check(len(table), value)
+        elif name in ("table", "dense"):
+            check(list(table), value)
+        else:
+            index = int(name.removeprefix("index"))
+            check(table[index] if index < len(table) else "IndexError", value)
+
+
 RUNNERS: dict[str, Callable[[Mapping[str, Any], Any], None]] = {
     "ngram": run_ngram,
     "rejection_greedy": run_rejection_greedy,
     "rejection_random": run_rejection_random,
+    "synthetic": run_synthetic,
+    "block_verification": run_block_verification,
     "metadata": run_metadata,
     "output": run_output,
+    "dynamic_schedule": run_dynamic_schedule,
 }
-NOT_BUILT_YET = ("synthetic", "block_verification", "drafter_inputs", "dynamic_schedule", "vocab_mapping", "config")
+NOT_BUILT_YET = ("drafter_inputs", "vocab_mapping", "config")
 
 
 def run_case(case: Mapping[str, Any]) -> tuple[str, str]:

@@ -30,6 +30,11 @@ def dense_schedule(schedule: Any, *, max_batch: int, max_tokens: int) -> tuple[i
     return tuple(table)
 
 
+def drafts_at(table: tuple[int, ...], num_requests: int, *, max_tokens: int) -> int:
+    """Drafts a row in a step of this many requests; a step of none counts as if there were no schedule."""
+    return table[num_requests] if num_requests > 0 else max_tokens
+
+
 def _check(schedule: Any) -> None:
     if schedule is None:
         raise ConfigError(f"{KEY} is required for a dynamic number of drafts; give [[1, 16, 4], [17, 64, 2]], say")

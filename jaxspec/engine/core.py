@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxspec.config.schedule import drafts_at
 from jaxspec.engine.build import EngineParts
 from jaxspec.engine.commit import Progress
 from jaxspec.engine.host_edits import HostEdits
@@ -274,7 +275,8 @@ class EngineCore:
         """What the schedule by batch size allows a row, if there is one."""
         speculative = self.config.speculative_config
         schedule = speculative.num_speculative_tokens_per_batch_size if speculative else None
-        return self.config.num_speculative_tokens if schedule is None else schedule[num_rows]
+        limit = self.config.num_speculative_tokens
+        return limit if schedule is None else drafts_at(schedule, num_rows, max_tokens=limit)
 
     def _host_drafts(
         self, rows: SequenceOf[tuple[Request, Sequence]], bucket_rows: int, *, may_be_plain: bool

@@ -26,6 +26,7 @@ class Round:
     uniform_BK: np.ndarray  # what the drafts were drawn with
     len_B: np.ndarray  # tokens committed so far
     chain_B: np.ndarray  # which chain each row is
+    history_BC: np.ndarray  # its tokens, the prompt's PROMPT_LEN first
 
 
 Judge = Callable[[Round], np.ndarray]
@@ -104,12 +105,21 @@ def lookup(history_BC, len_B) -> tuple[np.ndarray, np.ndarray]:
     return np.where(np.arange(K)[None] < counts_B[:, None], ids_BK, -1), counts_B
 
 
-def run_chains(drafter: Drafter, judge: Judge, seed: int = 0, num_chains: int = NUM_CHAINS, num_new: int = K + 1):
-    """The first `num_new` tokens of every chain, from as many rounds as that takes."""
+def run_chains(
+    drafter: Drafter,
+    judge: Judge,
+    seed: int = 0,
+    num_chains: int = NUM_CHAINS,
+    num_new: int = K + 1,
+    prompt: tuple[int, ...] | None = None,
+):
+    """The first `num_new` tokens of every chain, from as many rounds as that takes; prompts differ if none is given."""
     rng = np.random.default_rng(seed)
     history_BC = np.full((num_chains, PROMPT_LEN + num_new + K + 1), -1)
     history_BC[:, : PROMPT_LEN - 1] = rng.integers(0, V, (num_chains, PROMPT_LEN - 1))
     history_BC[:, PROMPT_LEN - 1] = FIRST
+    if prompt is not None:
+        history_BC[:, :PROMPT_LEN] = prompt
     length = np.full(num_chains, PROMPT_LEN)
     with np.errstate(divide="ignore"):
         logits_VV = np.log(drafter.target_VV)
@@ -118,7 +128,10 @@ def run_chains(drafter: Drafter, judge: Judge, seed: int = 0, num_chains: int = 
         ids_BK, counts_B, draft_logits_BKV, uniform_BK = draft(drafter, history_BC[chain_B], len_B, rng)
         last_B1 = history_BC[chain_B, len_B - 1][:, None]
         fed_BJ = np.concatenate([last_B1, np.maximum(ids_BK, 0)], axis=1)
-        tokens_BJ = judge(Round(logits_VV[fed_BJ], ids_BK, counts_B, draft_logits_BKV, uniform_BK, len_B, chain_B))
+        history = history_BC[chain_B]
+        tokens_BJ = judge(
+            Round(logits_VV[fed_BJ], ids_BK, counts_B, draft_logits_BKV, uniform_BK, len_B, chain_B, history)
+        )
         for j in range(K + 1):
             is_token_B = tokens_BJ[:, j] >= 0
             history_BC[chain_B[is_token_B], (len_B + j)[is_token_B]] = tokens_BJ[is_token_B, j]

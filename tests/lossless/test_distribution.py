@@ -3,16 +3,13 @@
 import functools
 from dataclasses import replace
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.rejection.verify import verify
-from jaxspec.types import Drafts, SamplingTable
 from tests.lossless import faults, markov
-from tests.lossless.markov import DRAFTERS, LIMIT, K, Round, V
-from tests.rejection.numpy_reference import Row, kept_logits, softmax
+from tests.lossless.judge import jaxspec_judge
+from tests.lossless.markov import DRAFTERS, FIRST, LIMIT, K, Round, V
+from tests.rejection.numpy_reference import Row, kept_logits, penalised, softmax
 
 FILTERS = {
     "none": {},
@@ -24,43 +21,9 @@ FILTERS = {
 }
 
 
-CHUNK = 25_000  # chains in one call: few calls, and arrays that stay in the cache
-
-
-@functools.partial(jax.jit, static_argnames="rule")
-def verdict(logits_BJV, drafts, table, anchor_B, rule):
-    return verify(logits_BJV, drafts, table, anchor_B, rule=rule).token_ids_BJ
-
-
-def jaxspec_judge(rule, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=5):
-    """jaxspec's verify as a judge; every chain is a request with a key of its own."""
-    keys = np.random.default_rng(seed).integers(2**32, size=(markov.NUM_CHAINS, 2), dtype=np.uint32)
-
-    def judge(round: Round) -> np.ndarray:
-        B = len(round.counts_B)
-        return np.concatenate([chunk(round, np.arange(at, at + CHUNK) % B) for at in range(0, B, CHUNK)])[:B]
-
-    def chunk(round: Round, rows: np.ndarray) -> np.ndarray:
-        table = SamplingTable(
-            temperature_B=jnp.full(CHUNK, temperature, jnp.float32),
-            top_k_B=jnp.full(CHUNK, top_k, jnp.int32),
-            top_p_B=jnp.full(CHUNK, top_p, jnp.float32),
-            min_p_B=jnp.full(CHUNK, min_p, jnp.float32),
-            presence_B=jnp.zeros(CHUNK, jnp.float32),
-            frequency_B=jnp.zeros(CHUNK, jnp.float32),
-            repetition_B=jnp.ones(CHUNK, jnp.float32),
-            key_B2=jnp.asarray(keys[round.chain_B[rows]]),
-        )
-        logits = round.draft_logits_BKV
-        drafts = Drafts(
-            token_ids_BK=jnp.asarray(round.ids_BK[rows], jnp.int32),
-            counts_B=jnp.asarray(round.counts_B[rows], jnp.int32),
-            logits_BKV=None if logits is None else jnp.asarray(logits[rows], jnp.float32),
-        )
-        logits_BJV = jnp.asarray(round.logits_BJV[rows], jnp.float32)
-        return np.asarray(verdict(logits_BJV, drafts, table, jnp.asarray(round.len_B[rows], jnp.int32), rule))
-
-    return judge
+HALF_CHAINS = 100_000  # where many cases differ little; a right sampler then stays below 0.01
+PENALTIES = {"presence": 0.6, "frequency": 0.4, "repetition": 1.3}
+PENALISED_PROMPT = (2, 2, 5, 2, 7, 5, 2, 2, 5, 7, 7, FIRST)
 
 
 def filtered(table_VV, filters):
@@ -71,17 +34,102 @@ def filtered(table_VV, filters):
         )
 
 
+RULES = ["standard", "block", "coupled"]
 CASES = [(name, filters) for filters in ("none", "all") for name in DRAFTERS]
 CASES += [(name, filters) for filters in ("temperature", "top_k", "top_p", "min_p") for name in ("sampled", "argmax")]
 
 
 @pytest.mark.parametrize(("name", "filters"), CASES)
-@pytest.mark.parametrize("rule", ["standard", "coupled"])
+@pytest.mark.parametrize("rule", RULES)
 def test_sampled_tokens_have_the_targets_distribution(rule, name, filters):
     drafter = DRAFTERS[name]
-    tokens = markov.run_chains(drafter, jaxspec_judge(rule, **FILTERS[filters]))
+    num_chains = markov.NUM_CHAINS if filters == "none" else HALF_CHAINS
+    tokens = markov.run_chains(drafter, jaxspec_judge(rule, **FILTERS[filters]), num_chains=num_chains)
     found = markov.distances(tokens, filtered(drafter.target_VV, FILTERS[filters]))
     assert max(found.values()) < LIMIT, found
+
+
+def penalised_joint(table_VV, filters, length):
+    """The distribution of the first `length` tokens after PENALISED_PROMPT, [V] * length, by walking every path."""
+    row = Row((0, 0), **{"temperature": 1.0} | filters, **PENALTIES, prompt=PENALISED_PROMPT)
+    with np.errstate(divide="ignore"):
+        logits_VV = np.log(table_VV)
+
+    @functools.cache
+    def follows(last, output):
+        return softmax(kept_logits(penalised(logits_VV[last], replace(row, output=output), []), row))
+
+    def tail(last, output, left):
+        """[V] * left: what comes after this output."""
+        prob = follows(last, tuple(sorted(output)))
+        if left == 1:
+            return prob
+        after = [
+            tail(token, (*output, token), left - 1) if prob[token] else np.zeros((V,) * (left - 1))
+            for token in range(V)
+        ]
+        return prob.reshape(V, *[1] * (left - 1)) * np.stack(after)
+
+    return tail(FIRST, (), length)
+
+
+PENALTY_CASES = [("standard", "none", name) for name in DRAFTERS] + [("block", "none", name) for name in DRAFTERS]
+PENALTY_CASES += [("coupled", "none", "sampled"), ("coupled", "all", "ngram")]
+PENALTY_CASES += [(rule, "all", name) for rule in ("standard", "block") for name in ("sampled", "argmax")]
+
+
+@pytest.mark.parametrize(("rule", "filters", "name"), PENALTY_CASES)
+def test_penalised_tokens_have_the_targets_distribution(rule, filters, name):
+    """The chain depends on all it has said, so the exact distribution is that of whole paths."""
+    drafter = DRAFTERS[name]
+    judge = jaxspec_judge(rule, **FILTERS[filters], penalties=PENALTIES)
+    tokens = markov.run_chains(drafter, judge, num_chains=HALF_CHAINS, prompt=PENALISED_PROMPT)
+    joint = penalised_joint(drafter.target_VV, FILTERS[filters], K + 1)
+    for first in range(K):
+        expected = joint.sum(axis=tuple(axis for axis in range(K + 1) if axis not in (first, first + 1)))
+        found = np.zeros((V, V))
+        np.add.at(found, (tokens[:, first], tokens[:, first + 1]), 1 / len(tokens))
+        assert 0.5 * np.abs(found - expected).sum() < LIMIT, first
+
+
+def test_the_check_fails_penalties_that_miss_the_drafts_before():
+    """A right sampler of a round's tokens, all penalised as the first of them."""
+    drafter = DRAFTERS["equal"]
+    joint = penalised_joint(drafter.target_VV, {}, 2)
+    tokens = markov.run_chains(drafter, faults.sampler(stale_penalties, None), prompt=PENALISED_PROMPT, num_new=2)
+    found = np.zeros((V, V))
+    np.add.at(found, (tokens[:, 0], tokens[:, 1]), 1 / len(tokens))
+    assert 0.5 * np.abs(found - joint).sum() > 2 * LIMIT
+
+
+def stale_penalties(logits_BJV):
+    """Probabilities penalised by the prompt alone, at every position of the round."""
+    seen_V = np.isin(np.arange(V), PENALISED_PROMPT)
+    repeated = np.where(logits_BJV > 0, logits_BJV / PENALTIES["repetition"], logits_BJV * PENALTIES["repetition"])
+    return probabilities(np.where(seen_V, repeated, logits_BJV))
+
+
+REFUSED = markov.Drafter(markov.HALF, markov.OTHER)  # drafts that the target's grammar often forbids
+
+
+@pytest.mark.parametrize("rule", ["standard", "block"])
+def test_refused_drafts_count_as_rejected(rule):
+    found = markov.distances(markov.run_chains(REFUSED, jaxspec_judge(rule)), REFUSED.target_VV)
+    assert max(found.values()) < LIMIT, found
+
+
+@pytest.mark.parametrize("rule", ["standard", "block"])
+def test_the_check_fails_drafts_that_are_cut_by_their_own_value(rule):
+    """A refused draft and those behind it dropped before verification, so that a bonus is drawn in its place."""
+    judge = jaxspec_judge(rule)
+
+    def cut(round: Round) -> np.ndarray:
+        is_refused_BK = (round.ids_BK % 2 == 1) & (np.arange(K)[None] < round.counts_B[:, None])
+        first_B = np.where(is_refused_BK.any(axis=1), is_refused_BK.argmax(axis=1), K)
+        return judge(replace(round, counts_B=np.minimum(round.counts_B, first_B)))
+
+    found = markov.distances(markov.run_chains(REFUSED, cut), REFUSED.target_VV)
+    assert max(found.values()) > 2 * LIMIT, found
 
 
 def probabilities(logits_BJV):
@@ -108,10 +156,28 @@ SAMPLED_FAULTS = [
 ]
 
 
-def test_the_check_passes_a_right_sampler():
+BLOCK_FAULTS = [
+    ("keeps the shortest that stands", "sampled"),
+    ("stops at the first that does not", "sampled"),
+    ("one uniform for all places", "sampled"),
+    ("stands with its ratio alone", "sampled"),
+    ("forgets the scale", "sampled"),
+    ("draws from the unscaled excess", "holes"),
+]
+
+
+@pytest.mark.parametrize("sampler", [faults.sampler, faults.block])
+def test_the_check_passes_a_right_sampler(sampler):
     for name, drafter in DRAFTERS.items():
-        found = markov.distances(markov.run_chains(drafter, faults.sampler(probabilities, None)), drafter.target_VV)
+        found = markov.distances(markov.run_chains(drafter, sampler(probabilities, None)), drafter.target_VV)
         assert max(found.values()) < LIMIT, (name, found)
+
+
+@pytest.mark.parametrize(("fault", "name"), BLOCK_FAULTS)
+def test_the_check_fails_a_faulty_block_sampler(fault, name):
+    drafter = DRAFTERS[name]
+    found = markov.distances(markov.run_chains(drafter, faults.block(probabilities, fault)), drafter.target_VV)
+    assert max(found.values()) > 1.5 * LIMIT, found
 
 
 @pytest.mark.parametrize(("fault", "name"), SAMPLED_FAULTS)
@@ -177,7 +243,7 @@ def differences(judge, name):
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-@pytest.mark.parametrize("rule", ["standard", "coupled"])
+@pytest.mark.parametrize("rule", RULES)
 def test_greedy_tokens_are_plain_decodings(rule, name):
     assert differences(jaxspec_judge(rule, temperature=0.0, top_k=2, top_p=0.5), name) == 0
 

@@ -40,6 +40,7 @@ def drafter(model):
         ("ngram standard", ("none",)),
         ("draft_model standard", ("none",)),
         ("probabilistic standard", ("none", "all")),
+        ("probabilistic block", ("none",)),
     ],
     ids=lambda param: param[0],
 )

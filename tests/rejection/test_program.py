@@ -14,7 +14,7 @@ from jaxspec.types import Drafts
 B, K, V = 2, 4, 8192
 
 
-def compiled_text(rule, has_draft_logits):
+def compiled_text(rule, has_draft_logits, has_counts=False):
     def shape(*sizes, dtype=jnp.float32):
         return jax.ShapeDtypeStruct(sizes, dtype)
 
@@ -22,8 +22,9 @@ def compiled_text(rule, has_draft_logits):
         shape(B, K, dtype=jnp.int32), shape(B, dtype=jnp.int32), shape(B, K, V) if has_draft_logits else None
     )
     table = jax.eval_shape(lambda: neutral_table(B))
+    counts_BV = shape(B, V, dtype=jnp.int32) if has_counts else None
     run = jax.jit(lambda *inputs: verify(*inputs, rule=rule))
-    return run.lower(shape(B, K + 1, V), drafts, table, shape(B, dtype=jnp.int32)).compile().as_text()
+    return run.lower(shape(B, K + 1, V), drafts, table, shape(B, dtype=jnp.int32), counts_BV).compile().as_text()
 
 
 def instructions(text):
@@ -39,10 +40,12 @@ def instructions(text):
             yield computation, found[2], max(sizes, default=0)
 
 
-@pytest.mark.parametrize("rule", ["standard", "coupled"])
-@pytest.mark.parametrize("has_draft_logits", [False, True])
-def test_the_logits_are_read_in_place(rule, has_draft_logits):
-    text = compiled_text(rule, has_draft_logits)
+@pytest.mark.parametrize(
+    ("rule", "has_draft_logits", "has_counts"),
+    [(rule, q, False) for rule in ("standard", "block", "coupled") for q in (False, True)] + [("block", True, True)],
+)
+def test_the_logits_are_read_in_place(rule, has_draft_logits, has_counts):
+    text = compiled_text(rule, has_draft_logits, has_counts)
     found = list(instructions(text))
     assert {"ENTRY"} < {computation for computation, _, _ in found}
     assert "conditional" in {operation for _, operation, _ in found}

@@ -34,6 +34,18 @@ def joint_log_ratios(
     return before(after_N), after_N
 
 
+def residual_masses(logprob_target_NV: jax.Array, logprob_draft_NV: jax.Array, log_joint_N: jax.Array) -> jax.Array:
+    """Sum of max(p * target - draft, 0) over the vocabulary; log_joint_N: log p before each draft. NaN adds nothing."""
+    excess_NV = jnp.exp(logprob_target_NV + log_joint_N[:, None]) - jnp.exp(logprob_draft_NV)
+    return jnp.where(excess_NV > 0, excess_NV, jnp.zeros_like(excess_NV)).sum(axis=-1)
+
+
+def point_mass_residual_masses(logprob_target_N: jax.Array, log_joint_N: jax.Array) -> jax.Array:
+    """The same where the draft was certain: all of the target but the draft, whose log-probability is given."""
+    mass_N = jnp.exp(log_joint_N) * -jnp.expm1(logprob_target_N)
+    return jnp.where(mass_N > 0, mass_N, jnp.zeros_like(mass_N))
+
+
 def thresholds(log_joint_N: jax.Array, residual_mass_N: jax.Array, is_last_N: jax.Array) -> jax.Array:
     """h: the prefix that ends in draft n stands if its uniform is at most h_n.
 

@@ -5,7 +5,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxspec.pallas_kernels.rejection.argmax import row_argmax, row_gumbel_argmax
-from jaxspec.pallas_kernels.rejection.block import joint_log_ratios, thresholds
+from jaxspec.pallas_kernels.rejection.block import (
+    joint_log_ratios,
+    point_mass_residual_masses,
+    residual_masses,
+    thresholds,
+)
 from jaxspec.pallas_kernels.rejection.cutoff import row_cutoffs, scaled_logits
 from jaxspec.pallas_kernels.rejection.penalties import Penalties, penalised
 from jaxspec.pallas_kernels.rejection.rules import BLOCK, COUPLED, GREEDY, STANDARD
@@ -68,24 +73,22 @@ def reject(
     is_possible_N = in_vocab_N & (logprob_draft_N > -jnp.inf) & (logprob_target_N > -jnp.inf)
 
     def block() -> tuple[jax.Array, jax.Array]:
-        starts_B = cu_num_draft_tokens_B - num_drafts_B
-        n_N1 = jnp.arange(num_drafts, dtype=jnp.int32)[:, None]
+        # An empty segment marks what its neighbours mark too.
+        is_first_N = _marks(num_drafts, cu_num_draft_tokens_B - num_drafts_B)
+        is_end_N = _marks(num_drafts, jnp.where(cu_num_draft_tokens_B > 0, cu_num_draft_tokens_B - 1, num_drafts))
         before_N, after_N = joint_log_ratios(
-            jnp.where(is_possible_N, log_ratio_N, -jnp.inf),
-            jnp.any(n_N1 == starts_B[None], axis=1),
-            jnp.max(num_drafts_B),
+            jnp.where(is_possible_N, log_ratio_N, -jnp.inf), is_first_N, jnp.max(num_drafts_B)
         )
         if draft_logits_NV is None:
-            mass_N = jnp.exp(before_N) * -jnp.expm1(logprob_target_N)
-            mass_N = jnp.where(in_vocab_N & (mass_N > 0), mass_N, jnp.float32(0))
+            mass_N = jnp.where(in_vocab_N, point_mass_residual_masses(logprob_target_N, before_N), jnp.float32(0))
         else:
             x_NV = _kept_logits(logits_RV[rows_N], temperature_R[rows_N], cutoff_R[rows_N])
-            logprob_target_NV = x_NV - log_norm_R[rows_N][:, None] + before_N[:, None]
-            logprob_draft_NV = _draft_logits(draft_logits_NV[draft_rows_N]) - draft_log_norm_N[draft_rows_N][:, None]
-            excess_NV = jnp.exp(logprob_target_NV) - jnp.exp(logprob_draft_NV)
-            mass_N = jnp.where(excess_NV > 0, excess_NV, jnp.float32(0)).sum(axis=-1)
+            y_NV = _draft_logits(draft_logits_NV[draft_rows_N])
+            mass_N = residual_masses(
+                x_NV - log_norm_R[rows_N][:, None], y_NV - draft_log_norm_N[draft_rows_N][:, None], before_N
+            )
         # A placeholder ends the block: it was drawn from nothing, so nothing is owed for what it might have been.
-        is_last_N = jnp.any(n_N1 + 1 == cu_num_draft_tokens_B[None], axis=1) | ~jnp.roll(in_vocab_N, -1)
+        is_last_N = is_end_N | ~jnp.roll(in_vocab_N, -1)
         return before_N, thresholds(after_N, mass_N, is_last_N)
 
     num_drafts_B = jnp.diff(cu_num_draft_tokens_B, prepend=jnp.int32(0))
@@ -169,6 +172,11 @@ def _log_norms(x_RV: jax.Array) -> jax.Array:
     """log sum exp; NaN for a row that holds -inf alone."""
     peak_R = x_RV.max(axis=-1)
     return peak_R + jnp.log(jnp.exp(x_RV - peak_R[:, None]).sum(axis=-1))
+
+
+def _marks(num_drafts: int, places_B: jax.Array) -> jax.Array:
+    """True at the places given; those past the end mark nothing."""
+    return jnp.zeros((num_drafts,), jnp.bool_).at[places_B].set(True, mode="drop")
 
 
 def _accepted_prefixes(is_accepted_N: jax.Array, cu_num_draft_tokens_B: jax.Array) -> jax.Array:
