@@ -7,6 +7,7 @@ from collections.abc import Sequence
 # name -> (module whose main takes the words after the name and returns an exit status, what it does)
 COMMANDS = {
     "serve": ("jaxspec.serve.server", "an OpenAI-compatible server"),
+    "verify": ("jaxspec.tools.verify", "proves that speculation changes no answer of a model"),
     "inspect": ("jaxspec.tools.inspect", "says what a checkpoint is, and what jaxspec would do with it"),
     "convert": ("jaxspec.tools.convert", "writes a checkpoint anew, as safetensors or Orbax"),
     "bench": ("jaxspec.bench.__main__", "benchmarks: speculation against plain decoding"),

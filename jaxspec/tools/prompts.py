@@ -1,0 +1,64 @@
+"""Host. The prompts that `verify` asks: JSON lines, or the few that ship."""
+
+import importlib.resources
+import json
+from pathlib import Path
+from typing import Any
+
+from jaxspec.errors import ConfigError
+from jaxspec.text.tokenizer import Tokenizer
+
+
+def default_prompts_path() -> Path:
+    """Short prompts that ship; their answers repeat themselves in part, so that n-grams have something to guess."""
+    return Path(str(importlib.resources.files("jaxspec.tools") / "data" / "verify.jsonl"))
+
+
+def read_prompts(path: Path, tokenizer: Tokenizer | None, most: int | None = None) -> list[list[int]]:
+    """Token ids of the first `most` prompts. A line is {"messages": [...]}, {"prompt": "..."} or
+    {"prompt_token_ids": [...]}; other keys are left alone.
+
+    Raises:
+        ConfigError: the file or a line of it cannot be used.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read prompts from {path} ({error}); give a file of JSON lines") from None
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        if line.strip() and (most is None or len(prompts) < most):
+            try:
+                prompts.append(_prompt(json.loads(line), tokenizer))
+            except (ValueError, KeyError, TypeError) as error:
+                raise ConfigError(
+                    f"{path}:{number} is not a prompt ({type(error).__name__}: {error}); a line needs messages, prompt "
+                    "or prompt_token_ids"
+                ) from None
+    if not prompts:
+        raise ConfigError(f"{path} holds no prompt; give at least one line")
+    return prompts
+
+
+def _prompt(row: Any, tokenizer: Tokenizer | None) -> list[int]:
+    if not isinstance(row, dict):
+        raise TypeError("a line is an object")
+    if "prompt_token_ids" in row:
+        ids = row["prompt_token_ids"]
+    elif tokenizer is None:
+        raise ConfigError("this model has no tokenizer; its prompts are lines of {'prompt_token_ids': [...]}")
+    elif "messages" in row:
+        ids = _chat(row["messages"], tokenizer)
+    else:
+        ids = tokenizer.encode(row["prompt"])
+    if not isinstance(ids, list) or not ids or not all(isinstance(token_id, int) for token_id in ids):
+        raise ValueError("a prompt must hold at least one token id")
+    return ids
+
+
+def _chat(messages: list[dict[str, str]], tokenizer: Tokenizer) -> list[int]:
+    """By the model's template; a model without one is asked the bare words."""
+    if tokenizer.chat_template is None:
+        return tokenizer.encode("\n".join(message["content"] for message in messages))
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+    return tokenizer.encode(text, add_special_tokens=False)
