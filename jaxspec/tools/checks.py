@@ -12,6 +12,7 @@ from jaxspec.engine.core import EngineCore
 from jaxspec.errors import ConfigError, RequestError
 from jaxspec.metrics.acceptance import AcceptanceStats
 from jaxspec.sampling.params import SamplingParams
+from jaxspec.text.bad_words import bad_word_token_ids
 from jaxspec.tools import distribution
 from jaxspec.tools.recording import Answer, Asked, Recorder, Round
 from jaxspec.tools.statistics import ALPHA, DistributionTest
@@ -55,10 +56,12 @@ class _Found:
 def rule_of(core: EngineCore, params: SamplingParams) -> str:
     """By which rule such requests are judged: "greedy" or the engine's.
 
-    Raises: ConfigError for an engine that does not speculate, or whose rule promises nothing.
+    Raises: ConfigError for an engine that does not speculate, or whose rule promises nothing or cannot be judged.
     """
     if core.config.speculative_config is None:
         raise ConfigError("without speculation there is nothing to verify; give speculative_config")
+    if core.parts.target.processors:
+        raise ConfigError("verify cannot judge an engine's own logits processors; build it without them")
     rule = "greedy" if params.is_greedy else core.parts.target.rule
     if rule not in PROVED_BY_EQUALITY + PROVED_BY_DISTRIBUTION:
         raise ConfigError(f"rejection_sample_method {rule!r} does not promise lossless answers; choose another")
@@ -250,9 +253,11 @@ def _taught(
     """Each answer's logits by a plain forward pass over it, adjusted as its parameters ask."""
     eos_ids = () if params.ignore_eos else core.parts.target.config.eos_token_ids
     stop_ids = {*eos_ids, *(params.stop_token_ids or ())}
+    tokenizer = core.parts.tokenizer
+    bad_words = bad_word_token_ids(params.bad_words or (), tokenizer) if tokenizer is not None else ()
     raw = teacher.logits([(answer.asked.prompt, answer.token_ids) for answer in answers])
     for answer, raw_TV in zip(answers, raw, strict=True):
-        yield distribution.adjusted_logits(raw_TV, params, answer.asked.prompt, answer.token_ids, stop_ids)
+        yield distribution.adjusted_logits(raw_TV, params, answer.asked.prompt, answer.token_ids, stop_ids, bad_words)
 
 
 def _first_difference(ids: Sequence[int], others: Sequence[int]) -> int | None:

@@ -15,7 +15,7 @@ from jaxspec.sampling.params import SamplingParams
 LARGEST_GAP = 8.0  # beyond this no rounding error is to blame
 
 # Parameters that shape a distribution in ways that are not written a second time here, and their neutral values.
-NOT_JUDGED = {"bad_words": (None, (), []), "structured_outputs": (None,), "logits_processors": (None, (), [])}
+NOT_JUDGED = {"structured_outputs": (None,), "logits_processors": (None, ())}
 
 
 def check_params(params: SamplingParams) -> None:
@@ -31,12 +31,14 @@ def adjusted_logits(
     prompt: Sequence[int],
     answer: Sequence[int],
     stop_ids: Collection[int],
+    bad_words: Sequence[Sequence[int]] = (),
 ) -> np.ndarray:
-    """f64 logits of an answer's tokens after bias, allowed ids, min_tokens and penalties; each sees those before it.
+    """f64 logits of an answer's tokens after bias, what removes tokens, and penalties; each sees those before it.
 
     Args:
         logits_TV: raw; row t is of the answer's token t.
-        stop_ids: EOS (unless ignored) and stop token ids.
+        stop_ids: EOS (unless ignored) and stop token ids; removed before min_tokens.
+        bad_words: as token ids; the last of one is removed where the answer so far ends in those before it.
     """
     logits_TV = np.array(logits_TV, np.float64)
     vocab_size = logits_TV.shape[1]
@@ -47,6 +49,10 @@ def adjusted_logits(
         is_barred_V[list(params.allowed_token_ids)] = False
         logits_TV[:, is_barred_V] = -np.inf
     logits_TV[: params.min_tokens, list(stop_ids)] = -np.inf
+    for *before, last in bad_words:
+        for place in range(len(before), len(logits_TV)):
+            if list(answer[place - len(before) : place]) == before:
+                logits_TV[place, last] = -np.inf
 
     presence, frequency, repetition = params.presence_penalty, params.frequency_penalty, params.repetition_penalty
     if presence == 0 and frequency == 0 and repetition == 1:

@@ -138,8 +138,11 @@ class RecordingPrograms:
         self._row[int(admission.row)] = self.rounds.setdefault(key, [])
         return self._programs.admit(state, admission)
 
-    def prefill(self, *args: Any) -> DecodeState:
+    def prefill(self, *args: Any) -> Any:
         return self._programs.prefill(*args)
+
+    def prompt_logprobs(self, *args: Any) -> Any:
+        return self._programs.prompt_logprobs(*args)
 
     def decode_rounds(self, weights: Any, state: DecodeState, batch: Batch, num_rounds: int):
         del num_rounds  # between two rounds of one call nobody could look
@@ -151,7 +154,7 @@ class RecordingPrograms:
 
     def verify_commit(self, weights: Any, state: DecodeState, batch: Batch, drafts: Drafts):
         state, output = self._programs.verify_commit(weights, state, batch, drafts)
-        self._keep(batch, np.asarray(output.packed_BX), drafts)
+        self._keep(batch, np.asarray(output.packed_BX)[0], drafts)
         return state, output
 
     def _keep(self, batch: Batch, packed_BX: np.ndarray, drafts: Drafts | None) -> None:

@@ -118,6 +118,8 @@ def _given_sampling(args: argparse.Namespace) -> dict[str, Any]:
                 given[name.removeprefix("sampling.")] = json.loads(text)
             except json.JSONDecodeError:
                 given[name.removeprefix("sampling.")] = text
+    if isinstance(bias := given.get("logit_bias"), dict):  # JSON knows no integer keys
+        given["logit_bias"] = {int(key) if key.isdecimal() else key: value for key, value in bias.items()}
     return given
 
 

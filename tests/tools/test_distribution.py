@@ -130,14 +130,20 @@ def test_adjustments_by_hand():
     raw = np.array([[2.0, -1.0, 0.5, 1.0]] * 3)
     stops = {3}
 
-    def adjusted(**more):
-        return adjusted_logits(raw, plain(**more), [1], [0, 0, 2], stops).tolist()
+    def adjusted(bad_words=(), **more):
+        return adjusted_logits(raw, plain(**more), [1], [0, 0, 2], stops, bad_words).tolist()
 
     inf = np.inf
     assert adjusted() == raw.tolist()
     assert adjusted(min_tokens=2) == [[2, -1, 0.5, -inf], [2, -1, 0.5, -inf], [2, -1, 0.5, 1]]
     assert adjusted(logit_bias={2: 3.0}) == [[2, -1, 3.5, 1]] * 3
     assert adjusted(allowed_token_ids=[0, 2]) == [[2, -inf, 0.5, -inf]] * 3
+    assert adjusted([[1], [0, 2]]) == [[2, -inf, 0.5, 1], [2, -inf, -inf, 1], [2, -inf, -inf, 1]]
+    assert adjusted([[0, 0, 3], [1, 0]]) == [
+        [2, -1, 0.5, 1],
+        [2, -1, 0.5, 1],
+        [2, -1, 0.5, -inf],
+    ]  # the prompt is no part
     # Presence and frequency count the answer so far, repetition the prompt as well: doubled or halved by sign.
     assert adjusted(presence_penalty=0.5) == [[2, -1, 0.5, 1], [1.5, -1, 0.5, 1], [1.5, -1, 0.5, 1]]
     assert adjusted(frequency_penalty=0.5) == [[2, -1, 0.5, 1], [1.5, -1, 0.5, 1], [1, -1, 0.5, 1]]
@@ -146,7 +152,7 @@ def test_adjustments_by_hand():
 
 def test_what_cannot_be_judged_is_refused_by_name():
     check_params(SamplingParams())
-    params = SimpleNamespace(bad_words=("x",), structured_outputs=None, logits_processors=None)
-    with pytest.raises(RequestError, match="cannot judge bad_words") as caught:
-        check_params(params)  # pyright: ignore[reportArgumentType]
-    assert caught.value.param == "bad_words"
+    params = SamplingParams(logits_processors=(lambda *words: None,))
+    with pytest.raises(RequestError, match="cannot judge logits_processors") as caught:
+        check_params(params)
+    assert caught.value.param == "logits_processors"

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxspec.step.judge as judging
 from jaxspec.engine import build
 from jaxspec.step import pack, rounds
 from jaxspec.tools import verify
@@ -48,6 +49,7 @@ def parts(model, drafter):
         "equal": draft_model(K, model, "probabilistic"),
         "ngram": ngram(K) | STANDARD,
         "coupled": ngram(K),
+        "block": draft_model(K, drafter, "probabilistic") | {"rejection_sample_method": "block"},
         "exact": ngram(K),
         "plain": None,
     }
@@ -115,7 +117,7 @@ class Judged:
         batch = pack.pack_batch([], [], ROWS, self.shapes.guard_row, self.shapes.pages_per_row)
         run = functools.partial(rounds.decode_rounds, parts.target, parts.proposer, 1)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(rounds, "verify", judge)
+            patch.setattr(judging, "verify", judge)
             lowered = jax.jit(run, donate_argnums=1).lower(parts.weights, parts.state, batch, np.int32(0))
         self.decode_rounds = lowered.compile(compiler_options=QUICK_COMPILE)
 
@@ -142,10 +144,15 @@ GREEDY_FAULTS = {
 }
 
 
-@pytest.mark.parametrize("name", ["sampled", "argmax", "equal", "ngram"])
+@pytest.mark.parametrize("name", ["sampled", "argmax", "equal", "ngram", "block"])
 def test_a_right_engine_samples_losslessly(ask, name):
     status, report = ask(name, *SAMPLED)
-    assert (status, report["verdict"], report["rule"], report["num_faults"]) == (0, "lossless", "standard", 0)
+    assert (status, report["verdict"], report["rule"], report["num_faults"]) == (
+        0,
+        "lossless",
+        "block" if name == "block" else "standard",
+        0,
+    )
     assert report["num_tokens"] == 64 * 12 * len(PROMPTS)
     groups = {test["group"] for test in report["tests"] if test["tested"]}
     # Drafting for itself, nothing is ever rejected.
@@ -289,7 +296,7 @@ def test_the_table_tells_what_is_wrong(ask, capsys):
     [
         (["--top-p", "2"], "top_p must be"),
         (["--temperature", "warm"], "temperature must be"),
-        (["--bad-words", '["x"]'], "bad_words"),
+        (["--bad-words", '["x"]'], "bad_words needs a tokenizer"),
         (["--num-prompts", "0"], "--num-prompts must be at least 1, got 0"),
         (["--promts", "x"], "did you mean ['--prompts'"),
         (["--prompts", "nowhere.jsonl"], "cannot read prompts from nowhere.jsonl"),
