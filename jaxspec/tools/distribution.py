@@ -99,35 +99,44 @@ def probabilities(logits_NV: np.ndarray, params: SamplingParams) -> np.ndarray:
 
 
 def kept_if_shifted(x_V: np.ndarray, params: SamplingParams, shift: float) -> np.ndarray:
-    """bool[V]: the tokens that the filters would keep were their own logit `shift` higher and all others' lower by it.
-
-    Whoever is kept with a negative shift is sure to be, whatever errors up to that size do; whoever is not kept with a
-    positive one is sure to be removed.
-    """
-    vocab_size, peak = x_V.size, x_V.max()
+    """bool[V]: with a positive shift, every token that the filters can keep when errors of up to `shift` are added to
+    each entry; with a negative one only such as they are sure to keep. At 0 the same as `kept`."""
     sorted_V = np.sort(x_V)
+    is_possible_V, is_sure_V = _kept_by_min_p_and_top_k(x_V, sorted_V, params, np.array([[shift], [-shift]]))
+    if params.top_p >= 1:
+        return is_possible_V
+    # In favour of a token: what stands above it comes down and may be gone before, what is below goes up and is there.
+    weight_V = np.exp(x_V - sorted_V[-1])
     threshold_V = x_V + 2 * shift
+    above_V = _mass_above(x_V, weight_V * is_sure_V, threshold_V)
+    rest_V = (weight_V * is_possible_V).sum() - _mass_above(x_V, weight_V * is_possible_V, threshold_V)
+    if shift < 0:  # a token does not stand above itself
+        above_V, rest_V = above_V - weight_V * is_sure_V, rest_V + weight_V * is_possible_V
+    before_V, after_V = above_V * np.exp(-shift), rest_V * np.exp(shift)
+    return is_possible_V & ((before_V < params.top_p * (before_V + after_V)) | (before_V <= 0))
 
-    def num_above(x: np.ndarray) -> np.ndarray:
-        """Others that stand above each token's threshold."""
-        return vocab_size - np.searchsorted(sorted_V, x, side="right") - (shift < 0)
 
-    is_kept_V = x_V > -np.inf
-    cutoff = -np.inf  # what min-p and top-k leave, for top-p to weigh
+def _kept_by_min_p_and_top_k(
+    x_V: np.ndarray, sorted_V: np.ndarray, params: SamplingParams, shift_S1: np.ndarray
+) -> np.ndarray:
+    """bool[S, V]: tokens kept were they `shift` higher and all others lower by it."""
+    threshold_SV = x_V[None] + 2 * shift_S1
+    is_kept_SV = threshold_SV > -np.inf
     if params.min_p > 0:
-        is_kept_V &= (threshold_V >= peak + np.log(params.min_p)) | (x_V == peak)
-        cutoff = peak + np.log(params.min_p)
-    if 0 < params.top_k < vocab_size:
-        is_kept_V &= num_above(threshold_V) < params.top_k
-        cutoff = max(cutoff, sorted_V[-params.top_k])
-    if params.top_p < 1:
-        weight_V = np.where(sorted_V >= cutoff, np.exp(sorted_V - peak), 0)
-        above_V = np.append(np.cumsum(weight_V[::-1])[::-1], 0)[np.searchsorted(sorted_V, threshold_V, side="right")]
-        if shift < 0:
-            above_V = above_V - np.where(x_V >= cutoff, np.exp(x_V - peak), 0)
-        rest_V = weight_V.sum() - above_V
-        is_kept_V &= above_V * np.exp(-shift) < params.top_p * (above_V * np.exp(-shift) + rest_V * np.exp(shift))
-    return is_kept_V
+        is_top_V = x_V == sorted_V[-1]
+        other_peak_V = np.where(is_top_V, sorted_V[-2] if x_V.size > 1 else -np.inf, sorted_V[-1])
+        is_kept_SV = is_kept_SV & (threshold_SV >= other_peak_V + np.log(params.min_p))
+    if 0 < params.top_k < x_V.size:
+        num_above_SV = x_V.size - np.searchsorted(sorted_V, threshold_SV, side="right") - (shift_S1 < 0)
+        is_kept_SV = is_kept_SV & (num_above_SV < params.top_k)
+    return is_kept_SV
+
+
+def _mass_above(x_V: np.ndarray, weight_V: np.ndarray, threshold_V: np.ndarray) -> np.ndarray:
+    """For each threshold the weight of the entries above it."""
+    order_V = np.argsort(x_V)
+    from_V = np.append(np.cumsum(weight_V[order_V][::-1])[::-1], 0)
+    return from_V[np.searchsorted(x_V[order_V], threshold_V, side="right")]
 
 
 def pick(logits_V: np.ndarray, noise_V: np.ndarray | None, params: SamplingParams) -> int:
@@ -141,8 +150,8 @@ def pick(logits_V: np.ndarray, noise_V: np.ndarray | None, params: SamplingParam
 def gap(logits_V: np.ndarray, noise_V: np.ndarray | None, token_id: int, params: SamplingParams) -> float:
     """How far the token is from being the one that adjusted logits ask for; 0 if it is.
 
-    Greedy: by how much the largest logit exceeds its own. Sampled: twice the smallest change of each logit that lets it
-    lead, with its noise and past the filters; inf if no change up to LARGEST_GAP does.
+    Greedy: by how much the largest logit exceeds its own. Sampled: twice the smallest change of each logit that could
+    let it lead, with its noise and past the filters; inf if no change up to LARGEST_GAP could.
     """
     if noise_V is None:
         return float(logits_V.max() - logits_V[token_id])
@@ -160,7 +169,7 @@ def gap(logits_V: np.ndarray, noise_V: np.ndarray | None, token_id: int, params:
 
 
 def gap_to_kept(logits_V: np.ndarray, token_id: int, params: SamplingParams) -> float:
-    """Twice the smallest change of each adjusted logit that brings the token past the filters; see `gap`."""
+    """Twice the smallest change of each adjusted logit that could bring the token past the filters; see `gap`."""
     x_V = logits_V / params.temperature
     return _twice_least_shift(lambda shift: bool(kept_if_shifted(x_V, params, shift)[token_id]), params.temperature)
 

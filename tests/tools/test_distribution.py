@@ -72,28 +72,38 @@ def test_errors_up_to_the_shift_move_no_token_across(filters):
 
 
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
-def test_a_gap_is_what_it_takes_to_lead(filters):
-    """Just as much of a push, the token's logit up and the others' down, makes it the one that is picked."""
+def test_less_than_the_gap_lets_no_other_token_lead(filters):
     params, rng = SamplingParams(**filters), np.random.default_rng(4)
-    finite = 0
-    for logits in rows(4, num_rows=8):
+    for logits in rows(4, num_rows=4, vocab_size=12):
         noise_V = rng.gumbel(size=logits.size)
-        leader = pick(logits, noise_V, params)
-        assert gap(logits, noise_V, leader, params) == 0
+        gaps = np.array([gap(logits, noise_V, token, params) for token in range(logits.size)])
+        assert gaps[pick(logits, noise_V, params)] == 0
+        for size in (0.1, 0.5, 2.0):
+            for disturbed in logits + rng.uniform(-size, size, (60, logits.size)):
+                assert gaps[pick(disturbed, noise_V, params)] <= 2 * size
+
+
+@pytest.mark.parametrize("filters", [one for one in FILTERS if "top_p" not in one], ids=str)
+def test_the_gap_is_enough(filters):
+    """Without top-p, which bounds alone are known of: the token up and the others down by half of it, and it leads."""
+    params, rng = SamplingParams(**filters), np.random.default_rng(5)
+    num_finite = 0
+    for logits in rows(5, num_rows=4, vocab_size=12):
+        noise_V = rng.gumbel(size=logits.size)
         for token in range(logits.size):
             needed = gap(logits, noise_V, token, params)
-            if token == leader or not np.isfinite(needed):
+            if needed == 0 or not np.isfinite(needed):
                 continue
-            finite += 1
-            pushed = logits - needed / 2 - 1e-6
-            pushed[token] += needed + 2e-6
-            # The rivals that may be filtered out are taken as filtered out.
-            sure = kept_if_shifted(logits / params.temperature, params, -needed / 2 / params.temperature)
-            sure[token] = True
-            score = np.where(sure, pushed / params.temperature + noise_V, -np.inf)
-            assert score.argmax() == token
+            num_finite += 1
+            half = needed / 2 + 1e-6
+            pushed = logits - half
+            pushed[token] += 2 * half
             assert kept(pushed[None] / params.temperature, params)[0, token]
-    assert finite > 8
+            # Rivals at a filter's edge are taken to fall.
+            is_rival = kept_if_shifted(logits / params.temperature, params, -half / params.temperature)
+            is_rival[token] = True
+            assert np.where(is_rival, pushed / params.temperature + noise_V, -np.inf).argmax() == token
+    assert num_finite > 4
 
 
 def test_a_greedy_gap_is_the_distance_to_the_largest():
