@@ -9,10 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jaxspec.step.judge as judging
+from jaxspec import ConfigError, SamplingParams
 from jaxspec.engine import build
+from jaxspec.engine.core import EngineCore
+from jaxspec.sampling.logprobs import no_logprobs
 from jaxspec.step import pack, rounds
 from jaxspec.tools import verify
+from jaxspec.tools.checks import rule_of
 from jaxspec.types import Verdict
 from tests.lossless.engines import QUICK_COMPILE, draft_model, make_engine, ngram
 from tests.oracle.folders import write_like, write_llama
@@ -42,16 +45,13 @@ def prompts(model):
 
 @pytest.fixture(scope="module")
 def parts(model, drafter):
-    """What engines are made of, by the name of their drafter; each is built once."""
+    """What engines are made of, by the name of their drafter or promise; each is built once."""
     configs = {
         "sampled": draft_model(K, drafter, "probabilistic"),
         "argmax": draft_model(K, drafter) | STANDARD,
         "equal": draft_model(K, model, "probabilistic"),
         "ngram": ngram(K) | STANDARD,
-        "coupled": ngram(K),
-        "block": draft_model(K, drafter, "probabilistic") | {"rejection_sample_method": "block"},
         "exact": ngram(K),
-        "plain": None,
     }
     more = {"exact": {"exact": True, "dtype": "bfloat16"}}
 
@@ -65,16 +65,86 @@ def parts(model, drafter):
     return built
 
 
-@pytest.fixture
-def command(monkeypatch, parts, model, prompts):
-    """Runs the command over an engine, with another judge if one is given: its exit status."""
+@pytest.fixture(scope="module")
+def parts_of(parts):
+    """The same with another rule, or with one of `JUDGES` in place of the engine's own."""
 
-    def command(name, *words, judge=None):
+    @functools.cache
+    def rounds_of(name, rule, is_judged):
+        return Rounds(parts(name), rule, is_judged)
+
+    def parts_of(name, rule=None, judge=None):
         used = parts(name)
-        if judge is not None:
-            used = dataclasses.replace(used, programs=Judged(used, judge))
+        if rule is not None:
+            used = dataclasses.replace(used, target=used.target._replace(rule=rule))
+        if rule is not None or judge is not None:
+            used = dataclasses.replace(used, programs=rounds_of(name, rule, judge is not None))
         # Engines are built once, and lend a copy of their state: a run donates what it is given.
-        used = dataclasses.replace(used, state=jax.tree.map(jnp.copy, used.state))
+        weights = used.weights | {"judge": jnp.int32(0 if judge is None else tuple(JUDGES).index(judge))}
+        return dataclasses.replace(
+            used, state=jax.tree.map(jnp.copy, used.state), weights=weights if judge else used.weights
+        )
+
+    return parts_of
+
+
+class Rounds:
+    """An engine's programs with other rounds: by another rule, or judged by that of JUDGES which the weights name."""
+
+    def __init__(self, parts, rule, is_judged):
+        programs = self._programs = parts.programs
+        self.shapes, self.admit, self.prefill = programs.shapes, programs.admit, self._prefill
+        batch = pack.pack_batch([], [], ROWS, self.shapes.guard_row, self.shapes.pages_per_row)
+        target = parts.target._replace(rule=rule or parts.target.rule)
+        weights = parts.weights | ({"judge": jnp.int32(0)} if is_judged else {})
+        run = functools.partial(rounds.decode_rounds, target, parts.proposer, 1)
+        with pytest.MonkeyPatch.context() as patch:
+            if is_judged:
+                patch.setattr(rounds, "verify_commit", judged_round)
+            lowered = jax.jit(run, donate_argnums=1).lower(weights, parts.state, batch, np.int32(0))
+        self.decode_rounds = lowered.compile(compiler_options=QUICK_COMPILE)
+
+    def _prefill(self, weights, state, chunk):
+        return self._programs.prefill({key: weights[key] for key in weights if key != "judge"}, state, chunk)
+
+
+def judged_round(target, weights, state, batch, drafts):
+    """`rounds.verify_commit` with another judge."""
+    state, logits_BJV = rounds.forward(target, weights, state, batch, drafts)
+    view = rounds.row_view(state, batch)
+    judges = [functools.partial(lambda judge, *words: judge(*words), judge) for judge in JUDGES.values()]
+    verdict = jax.lax.switch(weights["judge"], judges, logits_BJV, drafts, view.table, view.len_B)
+    logprobs = no_logprobs(*logits_BJV.shape[:2], target.max_logprobs)
+    return rounds.commit(state, batch, verdict, drafts.counts_B, logprobs)
+
+
+def often_wrong(logits_BJV, drafts, table, anchor_B):
+    """Right, but for the first token of a round that begins with a fifth, tenth, … token."""
+    verdict = faulty.greedy(None)(logits_BJV, drafts, table, anchor_B)
+    is_wrong_B = anchor_B % 5 == 4
+    wrong_B = (jnp.argmax(logits_BJV[:, 0], axis=1).astype(jnp.int32) + 1) % V
+    only_BJ = jnp.where(jnp.arange(logits_BJV.shape[1])[None] == 0, wrong_B[:, None], -1)
+    return Verdict(
+        token_ids_BJ=jnp.where(is_wrong_B[:, None], only_BJ, verdict.token_ids_BJ),
+        num_accepted_B=jnp.where(is_wrong_B, 0, verdict.num_accepted_B),
+    )
+
+
+JUDGES = {
+    "sampler": faulty.sampler(None),
+    "greedy": faulty.greedy(None),
+    "often wrong": often_wrong,
+    **{fault: faulty.sampler(fault) for fault in faulty.SAMPLED_FAULTS},
+    **{fault: faulty.greedy(fault) for fault in faulty.GREEDY_FAULTS},
+}
+
+
+@pytest.fixture
+def command(monkeypatch, parts_of, model, prompts):
+    """Runs the command over an engine: its exit status."""
+
+    def command(name, *words, **other):
+        used = parts_of(name, **other)
         monkeypatch.setattr(verify, "build", lambda config, show_progress: used)
         return verify.main(
             ["--model", str(model), "--prompts", str(prompts), "--speculative-config", json.dumps(ngram(K)), "--json",
@@ -88,8 +158,8 @@ def command(monkeypatch, parts, model, prompts):
 def ask(command, capsys):
     """The same: (exit status, report)."""
 
-    def ask(name, *words, judge=None):
-        status = command(name, *words, judge=judge)
+    def ask(name, *words, **other):
+        status = command(name, *words, **other)
         return status, json.loads(capsys.readouterr().out)
 
     return ask
@@ -106,20 +176,6 @@ def ask_badly(command, capsys):
         return status, err
 
     return ask_badly
-
-
-class Judged:
-    """An engine's programs with another judge in their rounds."""
-
-    def __init__(self, parts, judge):
-        self._programs, self.shapes = parts.programs, parts.programs.shapes
-        self.admit, self.prefill = parts.programs.admit, parts.programs.prefill
-        batch = pack.pack_batch([], [], ROWS, self.shapes.guard_row, self.shapes.pages_per_row)
-        run = functools.partial(rounds.decode_rounds, parts.target, parts.proposer, 1)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(judging, "verify", judge)
-            lowered = jax.jit(run, donate_argnums=1).lower(parts.weights, parts.state, batch, np.int32(0))
-        self.decode_rounds = lowered.compile(compiler_options=QUICK_COMPILE)
 
 
 SAMPLED = ("--temperature", "1.0", "--max-tokens", "12", "--n", "64")
@@ -144,15 +200,19 @@ GREEDY_FAULTS = {
 }
 
 
-@pytest.mark.parametrize("name", ["sampled", "argmax", "equal", "ngram", "block"])
-def test_a_right_engine_samples_losslessly(ask, name):
-    status, report = ask(name, *SAMPLED)
-    assert (status, report["verdict"], report["rule"], report["num_faults"]) == (
-        0,
-        "lossless",
-        "block" if name == "block" else "standard",
-        0,
-    )
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("sampled", "standard"),
+        ("argmax", "standard"),
+        ("equal", "standard"),
+        ("ngram", "standard"),
+        ("sampled", "block"),
+    ],
+)
+def test_a_right_engine_samples_losslessly(ask, name, rule):
+    status, report = ask(name, *SAMPLED, rule=None if rule == "standard" else rule)
+    assert (status, report["verdict"], report["rule"], report["num_faults"]) == (0, "lossless", rule, 0)
     assert report["num_tokens"] == 64 * 12 * len(PROMPTS)
     groups = {test["group"] for test in report["tests"] if test["tested"]}
     # Drafting for itself, nothing is ever rejected.
@@ -162,7 +222,7 @@ def test_a_right_engine_samples_losslessly(ask, name):
 
 @pytest.mark.parametrize(("fault", "name"), SAMPLED_FAULTS.items())
 def test_a_sampled_fault_is_found(ask, fault, name):
-    status, report = ask(name, *SAMPLED, judge=faulty.sampler(fault))
+    status, report = ask(name, *SAMPLED, judge=fault)
     assert (status, report["verdict"]) == (1, "fault")
     found = [entry for entry in report["faults"] if entry["kind"] == "distribution"]
     assert found
@@ -173,8 +233,8 @@ def test_a_sampled_fault_is_found(ask, fault, name):
 
 def test_the_judge_without_a_fault_passes(ask):
     """So it is the fault that is found, and not the way in which it was put there."""
-    assert ask("sampled", *SAMPLED, judge=faulty.sampler(None))[0] == 0
-    assert ask("ngram", *GREEDY, judge=faulty.greedy(None))[0] == 0
+    assert ask("sampled", *SAMPLED, judge="sampler")[0] == 0
+    assert ask("ngram", *GREEDY, judge="greedy")[0] == 0
 
 
 def test_every_fault_is_tried():
@@ -191,7 +251,7 @@ def test_a_right_engine_is_greedy_losslessly(ask, name):
 
 @pytest.mark.parametrize(("fault", "name"), GREEDY_FAULTS.items())
 def test_a_greedy_fault_is_found(ask, fault, name):
-    status, report = ask(name, *GREEDY, judge=faulty.greedy(fault))
+    status, report = ask(name, *GREEDY, judge=fault)
     assert (status, report["verdict"]) == (1, "fault")
     first = report["faults"][0]
     assert first["kind"] == "differs"
@@ -199,20 +259,8 @@ def test_a_greedy_fault_is_found(ask, fault, name):
     assert first["gap"] > report["margin"]
 
 
-def often_wrong(logits_BJV, drafts, table, anchor_B, **_):
-    """Right, but for the first token of a round that begins with a fifth, tenth, … token."""
-    verdict = faulty.greedy(None)(logits_BJV, drafts, table, anchor_B)
-    is_wrong_B = anchor_B % 5 == 4
-    wrong_B = (jnp.argmax(logits_BJV[:, 0], axis=1).astype(jnp.int32) + 1) % V
-    only_BJ = jnp.where(jnp.arange(logits_BJV.shape[1])[None] == 0, wrong_B[:, None], -1)
-    return Verdict(
-        token_ids_BJ=jnp.where(is_wrong_B[:, None], only_BJ, verdict.token_ids_BJ),
-        num_accepted_B=jnp.where(is_wrong_B, 0, verdict.num_accepted_B),
-    )
-
-
 def test_what_comes_after_a_difference_is_judged_too(ask):
-    status, report = ask("ngram", *GREEDY, judge=often_wrong)
+    status, report = ask("ngram", *GREEDY, judge="often wrong")
     assert status == 1
     for index, prompt in enumerate(PROMPTS):
         found = [fault for fault in report["faults"] if fault["prompt"] == index]
@@ -224,22 +272,22 @@ def test_what_comes_after_a_difference_is_judged_too(ask):
 
 def test_what_lies_within_the_margin_is_a_tie(ask):
     words = ("ngram", *GREEDY)
-    _, strict = ask(*words, judge=often_wrong)
-    status, report = ask(*words, "--margin", "100", judge=often_wrong)
+    _, strict = ask(*words, judge="often wrong")
+    status, report = ask(*words, "--margin", "100", judge="often wrong")
     assert (status, report["verdict"], report["num_faults"]) == (0, "lossless", 0)
     assert report["ties"] == strict["faults"]
     middle = float(np.median([fault["gap"] for fault in strict["faults"]]))
-    status, report = ask(*words, "--margin", str(middle), judge=often_wrong)
+    status, report = ask(*words, "--margin", str(middle), judge="often wrong")
     assert status == 1
     assert max(tie["gap"] for tie in report["ties"]) <= middle < min(fault["gap"] for fault in report["faults"])
 
 
 def test_coupled_answers_are_plain_decodings(ask):
     words = ("--temperature", "0.9", "--top-p", "0.9", "--top-k", "6", "--max-tokens", "20", "--n", "4")
-    status, report = ask("coupled", *words)
+    status, report = ask("ngram", *words, rule="coupled")
     assert (status, report["rule"], report["num_equal_answers"]) == (0, "coupled", 4 * len(PROMPTS))
     # Another sampler, of the right distribution, does not keep the promise.
-    status, report = ask("coupled", *words, judge=faulty.sampler(None))
+    status, report = ask("ngram", *words, rule="coupled", judge="sampler")
     assert status == 1
     assert {"differs", "unlike its prefix"} <= {fault["kind"] for fault in report["faults"]}
 
@@ -248,7 +296,7 @@ def test_a_token_that_the_filters_remove_is_a_fault_with_its_position(ask):
     """The judge knows no top-k."""
     words = ("--temperature", "1.0", "--max-tokens", "12", "--n", "2", "--top-k", "2")
     assert ask("ngram", *words)[0] == 0
-    status, report = ask("ngram", *words, judge=faulty.sampler(None))
+    status, report = ask("ngram", *words, judge="sampler")
     assert status == 1
     outside = [fault for fault in report["faults"] if fault["kind"] == "outside"]
     assert len(outside) > 4
@@ -260,7 +308,7 @@ def test_exact_engines_differ_nowhere_and_no_difference_is_excused(ask):
     status, report = ask("exact", *GREEDY)
     assert (status, report["exact"], report["num_ties"], report["num_faults"]) == (0, True, 0, 0)
     assert report["num_equal_answers"] == len(PROMPTS)
-    status, report = ask("exact", *GREEDY, "--margin", "100", judge=often_wrong)
+    status, report = ask("exact", *GREEDY, "--margin", "100", judge="often wrong")
     assert status == 1
     assert {fault["kind"] for fault in report["faults"]} == {"differs"}
 
@@ -279,13 +327,13 @@ def test_the_command_builds_the_engine_it_is_told_to(monkeypatch, capsys, model,
 
 
 def test_the_table_tells_what_is_wrong(ask, capsys):
-    _, report = ask("ngram", *GREEDY, judge=often_wrong)
+    _, report = ask("ngram", *GREEDY, judge="often wrong")
     verify.print_table(report)
     out = capsys.readouterr().out
     first = report["faults"][0]
     assert f"FAULT: prompt 0 seed 0 position {first['position']}: token {first['token']}, expected" in out
     assert f"fault: {report['num_faults']} faults, 0 ties" in out
-    _, report = ask("argmax", *SAMPLED, judge=faulty.sampler("residual keeps the draft"))
+    _, report = ask("argmax", *SAMPLED, judge="residual keeps the draft")
     verify.print_table(report)
     assert "by_draft" in (out := capsys.readouterr().out)
     assert "  FAULT  (detects a shift of " in out
@@ -310,7 +358,15 @@ def test_what_cannot_be_verified_exits_2_and_says_why(ask_badly, words, says):
     assert says in err
 
 
-def test_without_speculation_there_is_nothing_to_verify(ask_badly):
-    status, err = ask_badly("plain")
-    assert status == 2
-    assert "nothing to verify" in err
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [({"speculative_config": None}, "nothing to verify"), ({"rule": "synthetic"}, "does not promise lossless answers")],
+)
+def test_an_engine_that_promises_nothing_is_refused(parts_of, changes, says):
+    used = parts_of("ngram")
+    if "rule" in changes:
+        used = dataclasses.replace(used, target=used.target._replace(**changes))
+    else:
+        used = dataclasses.replace(used, config=used.config.model_copy(update=changes))
+    with pytest.raises(ConfigError, match=says):
+        rule_of(EngineCore(used), SamplingParams(temperature=1.0))
