@@ -168,9 +168,10 @@ class EngineCore:
             request, sequence = self._sequences[state.sequence_id]
             self.state, hidden_1TD = self._programs.prefill(self._weights, self.state, packed)
             if request.prompt_logprobs is not None and sequence.index == 0:
-                arrays = on_host(self._programs.prompt_logprobs(self._weights, self.state, packed, hidden_1TD))
                 scored = request.prompt_token_ids[chunk.start + 1 : chunk.start + 1 + chunk.num_tokens]
-                request.prompt_logprobs += self._describe(arrays, 0, scored, request.params.prompt_logprobs)
+                if scored:  # a prompt of one token has a chunk of none
+                    arrays = self._programs.prompt_logprobs(self._weights, hidden_1TD, scored)
+                    request.prompt_logprobs += self._describe(arrays, 0, scored, request.params.prompt_logprobs)
             if state.num_to_prefill == 0:
                 self.metrics.observe_prompt(state.num_prompt_tokens)
                 self._observe_on_host(request, sequence)

@@ -88,27 +88,11 @@ def prefill(
     return dataclasses.replace(state, pool=pool, proposer=proposer_state), hidden_1TD
 
 
-_SCORED_TOKENS = 16  # hidden states that become logits at once: no [T, V] array exists
+def prompt_logprobs(target: Target, weights: Any, hidden_1TD: jax.Array, token_ids_1T: jax.Array) -> TokenLogprobs:
+    """Of tokens under the model alone, from the hidden states of the tokens before them: axes [1, T].
 
-
-def prompt_logprobs(
-    target: Target, weights: Any, state: DecodeState, chunk: Chunk, hidden_1TD: jax.Array
-) -> TokenLogprobs:
-    """Of each token that follows one of the chunk's, under the model alone: axes [1, T]."""
-    T = hidden_1TD.shape[1]
-    history_C = state.history_RC[chunk.row]
-    at_T = chunk.start + 1 + jnp.arange(T, dtype=jnp.int32)
-    ids_T = history_C[jnp.minimum(at_T, history_C.shape[0] - 1)]
-    size = min(_SCORED_TOKENS, T)
-    padding = -T % size
-
-    def score(slice_: tuple[jax.Array, jax.Array]) -> TokenLogprobs:
-        hidden_SD, ids_S = slice_
-        logits_1SV = target.family.logits(weights["target"], target.config, hidden_SD[None])
-        is_normalised = target.logprobs_mode.endswith("logprobs")
-        scored = token_logprobs(logits_1SV, ids_S[None], num_top=target.max_logprobs, is_normalised=is_normalised)
-        return jax.tree.map(lambda leaf: leaf[0], scored)
-
-    hidden = jnp.pad(hidden_1TD[0], ((0, padding), (0, 0))).reshape(-1, size, hidden_1TD.shape[2])
-    scored = jax.lax.map(score, (hidden, jnp.pad(ids_T, (0, padding)).reshape(-1, size)))
-    return jax.tree.map(lambda leaf: leaf.reshape(1, -1, *leaf.shape[2:])[:, :T], scored)
+    T is few, whatever the chunk's was: no array of logits is as long as a prompt.
+    """
+    logits_1TV = target.family.logits(weights["target"], target.config, hidden_1TD)
+    is_normalised = target.logprobs_mode.endswith("logprobs")
+    return token_logprobs(logits_1TV, token_ids_1T, num_top=target.max_logprobs, is_normalised=is_normalised)

@@ -3,7 +3,7 @@
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +25,8 @@ from jaxspec.step.target import Target
 from jaxspec.types import Drafts, TokenLogprobs
 
 logger = logging.getLogger(__name__)
+
+SCORED_TOKENS = 16  # of a prompt, whose logits are made at once
 
 
 @dataclass(frozen=True)
@@ -103,9 +105,17 @@ class Programs:
         bucket = pack.bucket_of(int(chunk.num_tokens), self.shapes.chunk_tokens)
         return self._programs[f"prefill[T={bucket}]"](weights, state, chunk)
 
-    def prompt_logprobs(self, weights: Any, state: DecodeState, chunk: Chunk, hidden_1TD: jax.Array) -> TokenLogprobs:
-        """Of the tokens that follow a chunk's, from what `prefill` gave."""
-        return self._programs[f"prompt_logprobs[T={hidden_1TD.shape[1]}]"](weights, state, chunk, hidden_1TD)
+    def prompt_logprobs(self, weights: Any, hidden_1TD: jax.Array, token_ids: Sequence[int]) -> TokenLogprobs:
+        """Of the tokens that follow a chunk's, from what `prefill` gave; in numpy, axes [1, len(token_ids)]."""
+        hidden_TD, pieces = np.asarray(hidden_1TD)[0], []
+        for start in range(0, len(token_ids), SCORED_TOKENS):
+            ids_1T = np.zeros((1, SCORED_TOKENS), np.int32)
+            hidden = np.zeros((1, SCORED_TOKENS, hidden_TD.shape[1]), hidden_TD.dtype)
+            size = min(SCORED_TOKENS, len(token_ids) - start)
+            ids_1T[0, :size], hidden[0, :size] = token_ids[start : start + size], hidden_TD[start : start + size]
+            scored = self._programs["prompt_logprobs"](weights, hidden, ids_1T)
+            pieces.append(jax.tree.map(lambda leaf, size=size: np.asarray(leaf)[:, :size], scored))
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *pieces)
 
     def decode_rounds(
         self, weights: Any, state: DecodeState, batch: Batch, num_rounds: int
@@ -167,9 +177,10 @@ def _program_list(target: Target, proposer: Proposer, shapes: Shapes, weights: A
     for tokens in shapes.chunk_tokens:
         run = functools.partial(prefill, target, proposer, tokens)
         yield f"prefill[T={tokens}]", lower(run, 1, weights, state, chunk)
-        _, hidden_1TD = jax.eval_shape(run, weights, state, chunk)
-        run = functools.partial(prompt_logprobs, target)
-        yield f"prompt_logprobs[T={tokens}]", lower(run, (), weights, state, chunk, hidden_1TD)
+    hidden_1TD = jax.ShapeDtypeStruct((1, SCORED_TOKENS, target.config.hidden_size), jnp.float32)
+    ids_1T = jax.ShapeDtypeStruct((1, SCORED_TOKENS), jnp.int32)
+    run = functools.partial(prompt_logprobs, target)
+    yield "prompt_logprobs", lower(run, (), weights, hidden_1TD, ids_1T)
 
     def drafts_of(rows: int, K: int) -> Drafts:
         return Drafts(
