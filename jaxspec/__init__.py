@@ -15,5 +15,6 @@ from jaxspec.errors import WeightsError as WeightsError
 from jaxspec.proposers.base import HostProposer as HostProposer
 from jaxspec.proposers.base import Proposer as Proposer
 from jaxspec.sampling.params import SamplingParams as SamplingParams
+from jaxspec.sampling.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
 
 __version__ = "0.1.0"

@@ -122,6 +122,9 @@ class AsyncEngine:
             RequestError, CapacityError: the request is refused.
             EngineDeadError: the engine is not running, or died under the request.
         """
+        if self._core is not None and params.structured_outputs is not None:
+            # Here, not on the engine's thread: a large grammar must not keep the others waiting.
+            await asyncio.to_thread(self._core.compile_grammar, params)
         client = _Client(asyncio.get_running_loop())
         if not self.is_ready or not self._ask(lambda core: self._add(core, request_id, prompt, params, client), client):
             raise EngineDeadError("the engine is not running; start one and wait until it is ready")

@@ -22,6 +22,7 @@ from jaxspec.models.registry import family_of
 from jaxspec.proposers.base import HostProposer, Proposer, no_proposer
 from jaxspec.proposers.draft_model import draft_model
 from jaxspec.proposers.ngram import ngram
+from jaxspec.sampling.grammar import GrammarCompiler
 from jaxspec.sampling.processors import LogitsProcessor
 from jaxspec.step.pack import geometric_buckets
 from jaxspec.step.programs import Programs, Shapes
@@ -49,6 +50,7 @@ class EngineParts:
     state: DecodeState
     programs: Programs
     tokenizer: Tokenizer | None
+    grammars: GrammarCompiler | None  # None: not enabled, or no tokenizer
 
 
 def build(
@@ -114,7 +116,7 @@ def build(
         processors=logits_processors,
     )
     most_rows, most_tokens = resolved.max_num_seqs, resolved.max_num_batched_tokens
-    split_rows = (most_rows,) if resolved.exact else tuple(dict.fromkeys((1, most_rows)))
+    split_rows = (most_rows,) if resolved.exact else geometric_buckets(1, most_rows, most_rows)
     shapes = Shapes(
         split_rows=split_rows if resolved.enable_structured_outputs else (),
         # The products of one bucket may be summed in another order than those of the next.
@@ -128,7 +130,10 @@ def build(
     )
     programs = Programs(target, proposer, shapes, weights, state, show_progress=show_progress)
     _log_plan(resolved, weights, state, programs)
-    return EngineParts(resolved, target, proposer, host_proposer, weights, state, programs, tokenizer)
+    grammars = None
+    if resolved.enable_structured_outputs and tokenizer is not None:
+        grammars = GrammarCompiler(tokenizer, checkpoint.config.vocab_size, checkpoint.config.eos_token_ids)
+    return EngineParts(resolved, target, proposer, host_proposer, weights, state, programs, tokenizer, grammars)
 
 
 def _resolve(

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from jaxspec.sampling.grammar import GrammarState
 from jaxspec.sampling.params import SamplingParams
 from jaxspec.text.detokenizer import IncrementalDetokenizer
 from jaxspec.text.stops import StopStrings
@@ -15,13 +16,15 @@ FinishReason = Literal["stop", "length", "abort"]
 class Progress:
     """One sequence's answer so far. Text, ids, usage, metrics and finish all read what `commit_block` wrote here.
 
-    max_output_tokens: what max_tokens and the model's length leave; detokenizer None: no text is made.
+    max_output_tokens: what max_tokens and the model's length leave; detokenizer None: no text is made; grammar None:
+    any text will do.
     """
 
     params: SamplingParams
     eos_token_ids: frozenset[int]
     max_output_tokens: int
     detokenizer: IncrementalDetokenizer | None = None
+    grammar: GrammarState | None = None
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     finish_reason: FinishReason | None = None
@@ -44,9 +47,13 @@ def commit_block(progress: Progress, token_ids: Iterable[int]) -> Cut:
     """Append a verified block until something ends the sequence; the rest of the block is dropped.
 
     After each token, in this order: its text and the stop strings in it; while fewer than min_tokens are there nothing
-    but the length ends a sequence; EOS; stop token ids; a stop string; the length. The token that ended a sequence is
-    kept among its ids. Its text is not shown if it is EOS or a stop id (unless include_stop_str_in_output). A stop
-    string must end beyond the first min_tokens tokens, not with them: vLLM's rule.
+    but the length or its grammar's end ends a sequence; EOS; stop token ids; a stop string; the end of its grammar,
+    after which there is no token to emit; the length. The token that ended a sequence is kept among its ids. Its text
+    is not shown if it is EOS or a stop id (unless include_stop_str_in_output). A stop string must end beyond the first
+    min_tokens tokens, not with them: vLLM's rule.
+
+    Raises:
+        RequestError: a token that the sequence's grammar does not allow. The answer is then void.
     """
     kept, text = [], ""
     for token_id in token_ids:
@@ -59,7 +66,9 @@ def commit_block(progress: Progress, token_ids: Iterable[int]) -> Cut:
 
 
 def _commit_token(progress: Progress, token_id: int) -> str:
-    params = progress.params
+    params, grammar = progress.params, progress.grammar
+    if grammar is not None:
+        grammar.commit(token_id)
     progress.token_ids.append(token_id)
     num_output = len(progress.token_ids)
 
@@ -77,6 +86,8 @@ def _commit_token(progress: Progress, token_id: int) -> str:
             if not ended_by_id:
                 progress.finish_reason, progress.stop_reason = "stop", hit
             return text
+    if progress.finish_reason is None and grammar is not None and grammar.has_ended:
+        progress.finish_reason = "stop"
     if progress.finish_reason is None and num_output >= progress.max_output_tokens:
         progress.finish_reason = "length"
     if progress.finish_reason is not None:

@@ -20,6 +20,7 @@ from jaxspec.metrics.acceptance import AcceptanceStats
 from jaxspec.metrics.prometheus import EngineMetrics
 from jaxspec.rejection.rows import parse_output
 from jaxspec.sampling.edit_table import check_ids, check_leaves_a_token, edit_row, mask_words
+from jaxspec.sampling.grammar import Grammar
 from jaxspec.sampling.params import SamplingParams
 from jaxspec.sampling.table import table_row
 from jaxspec.scheduler.request import SequenceState
@@ -92,10 +93,10 @@ class EngineCore:
 
     def _check_params(self, params: SamplingParams, vocab_size: int) -> None:
         if self.parts.tokenizer is None:
-            for param in ("stop", "bad_words"):
+            for param in ("stop", "bad_words", "structured_outputs"):
                 if getattr(params, param):
                     raise RequestError(
-                        f"{param} needs a tokenizer, which this model has not; use token ids", param=param
+                        f"{param} needs a tokenizer, which this model has not; leave it out", param=param
                     )
         check_ids("stop_token_ids", params.stop_token_ids or (), vocab_size)
         for param in ("logprobs", "prompt_logprobs"):
@@ -105,12 +106,22 @@ class EngineCore:
                     f"{param}={wish} must not exceed the engine's max_logprobs={most}; ask for fewer or raise it",
                     param=param,
                 )
-        if params.logits_processors and not self.config.enable_structured_outputs:
-            raise RequestError(
-                "logits_processors need an engine with enable_structured_outputs; build it so",
-                param="logits_processors",
-            )
+        for param in ("logits_processors", "structured_outputs"):
+            if getattr(params, param) and not self.config.enable_structured_outputs:
+                raise RequestError(f"{param} need an engine with enable_structured_outputs; build it so", param=param)
         check_leaves_a_token(params, self._bad_words_ids(params), self._stop_ids(params), vocab_size)
+        self.compile_grammar(params)
+
+    def compile_grammar(self, params: SamplingParams) -> Grammar | None:
+        """The request's grammar, if it has one. Any thread may call this, to have it ready when the request is added.
+
+        Raises:
+            RequestError: it cannot be compiled, or this engine works with no grammar.
+        """
+        grammars = self.parts.grammars
+        if params.structured_outputs is None or grammars is None:
+            return None
+        return grammars.compile(params.structured_outputs)
 
     def add_request(self, request_id: str, prompt: Prompt, params: SamplingParams) -> Request:
         """Queue a request.
@@ -205,14 +216,19 @@ class EngineCore:
                 described: list[TokenLogprobs] = []
                 if logprobs is not None and sequence.logprobs is not None:
                     described = self._describe(logprobs, (round_index, row), block, request.params.logprobs)
-                cut = sequence.commit(block, num_drafted, num_accepted, described)
+                try:
+                    cut = sequence.commit(block, num_drafted, num_accepted, described)
+                except RequestError as error:
+                    self._fail(request, error)
+                    continue
                 self.metrics.observe_round(num_drafted, num_accepted, len(cut.token_ids))
                 if sequence.is_finished:
                     self._release(sequence)
                     self._close_if_finished(request)
         # The host proposer is told last: should it raise, every row has its tokens.
         for request, sequence in rows:
-            self._observe_on_host(request, sequence)
+            if sequence.progress.finish_reason != "abort":  # `abort` has told it
+                self._observe_on_host(request, sequence)
 
     def _run_rounds(self, rows: SequenceOf[tuple[Request, Sequence]], touched: dict[str, Request]) -> RoundOutput:
         """One round, or several where nothing waits for the host; outputs stacked by round."""
@@ -249,14 +265,19 @@ class EngineCore:
             draft_ids = ids_BK[index, : counts_B[index]].tolist()
             try:
                 sequence.host_edits.fill_masks(draft_ids, mask_BJU[index])
-                sequence.host_edits.process(sequence.progress.token_ids, draft_ids, logits[index])
-            except Exception as error:  # a caller's own code may raise anything: it ends that request alone
-                logger.warning("request %s: its logits edit failed: %r", request.request_id, error)
-                request.error = error
+                if sequence.host_edits.processors:
+                    sequence.host_edits.process(sequence.progress.token_ids, draft_ids, logits[index])
+            except Exception as error:  # a caller's own code may raise anything
                 touched[request.request_id] = request
-                self.abort(request.request_id)
+                self._fail(request, error)
         self.state, output = programs.judge_commit(self.state, batch, drafts, logits, mask_BJU)
         return output
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        """End a request, and no other, by a fault of its own."""
+        logger.warning("request %s failed: %r", request.request_id, error)
+        request.error = error
+        self.abort(request.request_id)
 
     def _describe(self, arrays, row, token_ids: SequenceOf[int], num_top: int | None) -> list[TokenLogprobs]:
         return describe(arrays, row, token_ids, num_top or 0, self.parts.tokenizer)
@@ -328,9 +349,12 @@ class EngineCore:
         if tokenizer is not None and params.detokenize:
             detokenizer = IncrementalDetokenizer(tokenizer, request.prompt_token_ids, params.skip_special_tokens)
         state = SequenceState(f"{request.request_id}-{index}", num_prompt, num_prompt + max_output)
-        progress = Progress(params, frozenset(self.parts.target.config.eos_token_ids), max_output, detokenizer)
+        compiled = self.compile_grammar(params)
+        grammar = None if compiled is None else compiled.start(ignore_eos=params.ignore_eos)
+        eos_token_ids = frozenset(self.parts.target.config.eos_token_ids)
+        progress = Progress(params, eos_token_ids, max_output, detokenizer, grammar)
         stats = AcceptanceStats(self.config.num_speculative_tokens)
-        host_edits = HostEdits(tuple(params.logits_processors or ()))
+        host_edits = HostEdits(tuple(params.logits_processors or ()), grammar)
         return Sequence(index, state, progress, key, stats, host_edits, None if params.logprobs is None else [])
 
     def _admission(self, request: Request, sequence: Sequence):

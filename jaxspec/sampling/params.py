@@ -7,6 +7,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from jaxspec.errors import RequestError
+from jaxspec.sampling.structured_outputs import StructuredOutputsParams
 
 # Below this a temperature is greedy decoding, as in vLLM: dividing by less would only overflow.
 MIN_TEMPERATURE = 1e-5
@@ -17,7 +18,6 @@ MAX_CHOICES = 16384  # of one request, as in vLLM
 NOT_SUPPORTED_YET: Mapping[str, tuple[Any, ...]] = {
     "flat_logprobs": (False,),
     "truncate_prompt_tokens": (None,),
-    "structured_outputs": (None,),
     "spaces_between_special_tokens": (True,),
 }
 
@@ -57,9 +57,9 @@ class SamplingParams:
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
     logits_processors: Sequence[Callable[..., Any]] | None = None  # `sampling.processors.HostLogitsProcessor`
     extra_args: Mapping[str, Any] | None = None  # what the engine's own logits processors read
+    structured_outputs: StructuredOutputsParams | None = None  # the form of the text; a map of its fields will do
     speculative: Mapping[str, Any] | None = None  # {"enabled": bool, "num_speculative_tokens": at most so many}
 
-    structured_outputs: Any = None
     flat_logprobs: bool = False
     truncate_prompt_tokens: int | None = None
     spaces_between_special_tokens: bool = True
@@ -76,6 +76,8 @@ class SamplingParams:
         # Frozen, and tidied this once: one form for what follows.
         tidy: dict[str, Any] = {"stop": _tuple_of(self.stop), "stop_token_ids": _tuple_of(self.stop_token_ids)}
         tidy |= {"bad_words": _tuple_of(self.bad_words), "logits_processors": _tuple_of(self.logits_processors)}
+        if isinstance(self.structured_outputs, Mapping):
+            tidy["structured_outputs"] = StructuredOutputsParams.from_mapping(self.structured_outputs)
         if self.allowed_token_ids is not None:
             tidy["allowed_token_ids"] = tuple(dict.fromkeys(self.allowed_token_ids))
         tidy |= {"seed": None if self.seed == -1 else self.seed, "top_k": max(self.top_k, 0)}
@@ -190,6 +192,11 @@ _RULES: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
     ),
     ("logits_processors", "a list of callables, or None", lambda v: v is None or _is_list(v, callable)),
     ("extra_args", "a map of names to values, or None", lambda v: v is None or isinstance(v, Mapping)),
+    (
+        "structured_outputs",
+        "StructuredOutputsParams, a map of its fields, or None",
+        lambda v: v is None or isinstance(v, StructuredOutputsParams | Mapping),
+    ),
     (
         "speculative",
         'a map with "enabled" (true or false) and "num_speculative_tokens" (an integer of at least 0), or None',

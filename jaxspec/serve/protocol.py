@@ -8,14 +8,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from jaxspec.errors import RequestError
 from jaxspec.sampling.params import SamplingParams
+from jaxspec.serve.formats import FORMAT_FIELDS, settle_formats
 
 # Sampling parameters that travel as they are: SamplingParams checks them and names the one at fault.
 SAMPLING_FIELDS = (
     "n", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "max_tokens", "min_tokens",
     "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens",
     "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "bad_words", "allowed_token_ids",
-    "logprobs", "prompt_logprobs", "truncate_prompt_tokens", "structured_outputs", "speculative", "extra_args",
-    "vllm_xargs",
+    "logprobs", "prompt_logprobs", "truncate_prompt_tokens", "speculative", "extra_args", "vllm_xargs", *FORMAT_FIELDS,
 )  # fmt: skip
 
 # Known fields that do not work here yet, with the values at which they ask for nothing (null always does).
@@ -23,7 +23,6 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
-    "response_format": ({"type": "text"},),
     "priority": (0,),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
@@ -205,6 +204,7 @@ def sampling_params(request: GenerationRequest, room: int) -> SamplingParams:
         _settle_chat_logprobs(fields, request.top_logprobs)
     if "vllm_xargs" in fields:  # vLLM's name for it on the wire
         fields.setdefault("extra_args", fields.pop("vllm_xargs"))
+    fields["structured_outputs"] = settle_formats(fields)
     if isinstance(fields.get("logit_bias"), Mapping):  # JSON's keys are texts
         fields["logit_bias"] = {_as_id(key): value for key, value in fields["logit_bias"].items()}
     fields.setdefault("max_tokens", min(DEFAULT_MAX_TOKENS, room))

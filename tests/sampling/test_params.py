@@ -101,7 +101,7 @@ def test_contradictions_are_refused():
 
 
 ASKING = {
-    "flat_logprobs": True, "truncate_prompt_tokens": 4, "structured_outputs": {"regex": "a"},
+    "flat_logprobs": True, "truncate_prompt_tokens": 4,
     "spaces_between_special_tokens": False,
 }  # fmt: skip
 

@@ -201,7 +201,7 @@ P, M = {"prompt": "hi"}, HELLO
         (COMPLETIONS, P | {"speculative": {"enabled": 1}}, "speculative"),
         (COMPLETIONS, P | {"speculative": {"num_speculative_tokens": -1}}, "speculative"),
         (COMPLETIONS, P | {"speculative": {"k": 2}}, "speculative"),
-        (COMPLETIONS, P | {"response_format": {"type": "json_object"}}, "response_format"),
+        (COMPLETIONS, P | {"response_format": {"type": "grammar"}}, "response_format"),
         (COMPLETIONS, P | {"stream": "yes"}, "stream"),
         (COMPLETIONS, P | {"stream_options": {"include_usage": True}}, "stream_options"),
         (COMPLETIONS, P | {"stream": True, "stream_options": {"usage": True}}, "stream_options"),
