@@ -23,6 +23,8 @@ if $all; then
     else
         echo "pyright cannot start here: types were not checked" >&2
     fi
+    # There are no such wheels for every machine; tests/aot then skips, and says why.
+    prepare_aot_venv || echo "cannot install what compiles for absent devices: tests/aot will be skipped" >&2
     words+=(--heavy)
 else
     prepare_venv test

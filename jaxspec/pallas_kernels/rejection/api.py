@@ -1,5 +1,6 @@
 """Device. Rejection sampling over flattened drafts: checks the shapes, and picks the body that runs on the mesh."""
 
+import functools
 from typing import Literal
 
 import jax
@@ -7,27 +8,32 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32, UInt32
 
 from jaxspec.errors import ConfigError
-from jaxspec.pallas_kernels.rejection import reference, tpu
-from jaxspec.pallas_kernels.rejection.cutoff import row_cutoffs
+from jaxspec.pallas_kernels.rejection import gpu, passes, reference, tpu
 from jaxspec.pallas_kernels.rejection.penalties import Penalties
 from jaxspec.pallas_kernels.rejection.rules import BLOCK
 
 Implementation = Literal["auto", "reference", "pallas"]
 
-_NO_GPU_BODY = "its body is written for TPU; the GPU body is not there yet"
-_WHY_NO_KERNEL = {"gpu": _NO_GPU_BODY, "cuda": _NO_GPU_BODY, "rocm": _NO_GPU_BODY}
+# Who runs the kernels; JAX calls CUDA "gpu" as well. On CPU it is the TPU's body, interpreted: for tests.
+_BODIES: dict[str, passes.Run] = {
+    "tpu": tpu.run,
+    "gpu": gpu.run,
+    "cuda": gpu.run,
+    "cpu": functools.partial(tpu.run, interpret=True),
+}
 
 
 def pick_implementation(implementation: Implementation, platform: str) -> Literal["reference", "pallas"]:
-    """What "auto" means on the mesh's platform ("cpu", "tpu", "cuda", …).
+    """What "auto" means on the mesh's platform ("cpu", "tpu", "gpu", …).
 
     Raises: ConfigError if the named one cannot run there.
     """
     if implementation == "auto":
-        return "pallas" if platform == "tpu" else "reference"
-    if implementation == "pallas" and platform in _WHY_NO_KERNEL:
+        return "pallas" if platform in _BODIES and platform != "cpu" else "reference"
+    if implementation == "pallas" and platform not in _BODIES:
         raise ConfigError(
-            f"{implementation=} cannot run on {platform=}: {_WHY_NO_KERNEL[platform]}; use 'auto' or 'reference'"
+            f"{implementation=} cannot run on {platform=}: the kernels are written for TPU and for CUDA GPUs; "
+            "use 'auto' or 'reference'"
         )
     return implementation
 
@@ -82,21 +88,14 @@ def reject(
     validate_static(logits_RV, draft_logits_NV)
     if accept_rate_N is not None and BLOCK in rules:
         raise ValueError("accept_rate_N overrules the logits, BLOCK weighs them as a whole; give one of the two")
-    filters = (temperature_R, top_k_R, top_p_R, min_p_R)
-    drafts = (
+    arguments = (
         logits_RV, draft_logits_NV, draft_token_ids_N, target_rows_N, draft_rows_N, bonus_rows_B,
-        cu_num_draft_tokens_B, rule_R,
+        cu_num_draft_tokens_B, rule_R, temperature_R, top_k_R, top_p_R, min_p_R, accept_uniform_R, noise_key_R2,
+        accept_rate_N, penalties,
     )  # fmt: skip
     if pick_implementation(implementation, platform) == "reference":
-        return reference.reject(
-            *drafts, *filters, accept_uniform_R, noise_key_R2, accept_rate_N, penalties, rules=rules
-        )
-    missing = {"BLOCK": BLOCK in rules, "accept_rate_N": accept_rate_N is not None, "penalties": penalties is not None}
-    if any(missing.values()):
-        names = ", ".join(name for name, is_asked in missing.items() if is_asked)
-        raise ConfigError(f"{implementation=} has no kernel for {names} yet; use 'reference'")
-    cutoff_R = row_cutoffs(logits_RV, *filters)
-    return tpu.reject(*drafts, temperature_R, cutoff_R, accept_uniform_R, noise_key_R2, interpret=platform == "cpu")
+        return reference.reject(*arguments, rules=rules)
+    return passes.reject(*arguments, rules=rules, run=_BODIES[platform])
 
 
 def validate_static(logits_RV: jax.Array, draft_logits_NV: jax.Array | None) -> None:

@@ -1,14 +1,12 @@
-"""Device. The rejection kernels as a TPU runs them: two sweeps over tiles of the vocabulary, logits in, tokens out.
+"""Device. The rejection kernels as a TPU runs them (Pallas Mosaic): eight rows at a time, whole rows in VMEM.
 
-Pass 1 visits every flattened draft: the log-probability of the draft under target and drafter, the norms of both rows,
-and the arg-max (noised under the coupled rule); out comes whether the draft stands. Then the segments are walked, and
-pass 2 visits one row a request, where it draws from the residual, from the target, or takes the arg-max. Noise is a
-counter hash of (key, id), made where it is used: no [N, V] array exists besides the logits.
-
-Which row a program reads is data: the index arrays are prefetched, and the block specs look them up.
+Rows lie eight to a tile, and so they are worked on. A pass over all rows streams them in blocks as they lie; a pass
+over chosen ones gathers eight, a copy of a row each, which is why the logits are never laid out anew. Either way a
+program sweeps rows that are in VMEM, as often as it must. Penalties are paid once, on the way in.
 """
 
-import functools
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,310 +14,214 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxspec.pallas_kernels.rejection.rules import COUPLED, STANDARD
+from jaxspec.pallas_kernels.rejection import sweeps
+from jaxspec.pallas_kernels.rejection.passes import Draft, Pass, Target, Unpacked, columns_of, packed
 
-_TILE = 4096
-_LARGEST = 3.4028234663852886e38
-_NOT_AN_ID = 2.0**24  # ids travel as float32 where they are reduced: exact up to here
-
-# What pass 2 makes of a row's logits before the arg-max.
-_PLAIN, _NOISED, _WITHOUT_DRAFT, _EXCESS = 0, 1, 2, 3
-
-
-def reject(
-    logits_RV, draft_logits_NV, draft_token_ids_N, target_rows_N, draft_rows_N, bonus_rows_B, cu_num_draft_tokens_B,
-    rule_R, temperature_R, cutoff_R, accept_uniform_R, noise_key_R2, *, interpret: bool,
-) -> tuple[jax.Array, jax.Array]:  # fmt: skip
-    """See `api.reject`, whose arguments these are."""
-    num_rows, num_drafts = bonus_rows_B.shape[0], draft_token_ids_N.shape[0]
-    vocab_size = logits_RV.shape[1]
-    words_R2 = lax.bitcast_convert_type(noise_key_R2, jnp.int32)
-    target_rows_N = jnp.clip(target_rows_N, 0, logits_RV.shape[0] - 1)
-
-    starts_B = cu_num_draft_tokens_B - jnp.diff(cu_num_draft_tokens_B, prepend=jnp.int32(0))
-    if num_drafts == 0:
-        num_accepted_B = jnp.zeros((num_rows,), jnp.int32)
-        cut_rows_B, cut_draft_rows_B, cut_ids_B = bonus_rows_B, num_accepted_B, num_accepted_B
-        log_norm_B = draft_log_norm_B = jnp.zeros((num_rows,), jnp.float32)
-        is_bonus_B = jnp.ones((num_rows,), bool)
-        draft_logits_NV = None
-    else:
-        stands_N, log_norm_N, draft_log_norm_N = _judge_drafts(
-            logits_RV, draft_logits_NV, target_rows_N, draft_rows_N, draft_token_ids_N, rule_R, temperature_R, cutoff_R,
-            words_R2[:, 0], words_R2[:, 1], jnp.log(accept_uniform_R), interpret=interpret,
-        )  # fmt: skip
-        num_accepted_B = _walk_segments(stands_N, starts_B, cu_num_draft_tokens_B)
-        is_bonus_B = starts_B + num_accepted_B == cu_num_draft_tokens_B
-        cut_B = jnp.minimum(starts_B + num_accepted_B, num_drafts - 1)
-        cut_rows_B = jnp.where(is_bonus_B, bonus_rows_B, target_rows_N[cut_B])
-        cut_draft_rows_B, cut_ids_B = draft_rows_N[cut_B], draft_token_ids_N[cut_B]
-        log_norm_B, draft_log_norm_B = log_norm_N[cut_B], draft_log_norm_N[cut_B]
-
-    rule_B = rule_R[cut_rows_B]
-    is_placeholder_B = (cut_ids_B < 0) | (cut_ids_B >= vocab_size)
-    residual = _WITHOUT_DRAFT if draft_logits_NV is None else _EXCESS
-    mode_B = jnp.where(is_bonus_B | is_placeholder_B, _NOISED, residual)
-    mode_B = jnp.where(rule_B == STANDARD, mode_B, jnp.where(rule_B == COUPLED, _NOISED, _PLAIN)).astype(jnp.int32)
-    token_ids_B = _draw_tokens(
-        logits_RV, draft_logits_NV, cut_rows_B, cut_draft_rows_B, cut_ids_B, mode_B,
-        temperature_R[cut_rows_B], cutoff_R[cut_rows_B], words_R2[cut_rows_B, 0], words_R2[cut_rows_B, 1], log_norm_B,
-        draft_log_norm_B, interpret=interpret,
-    )  # fmt: skip
-    return num_accepted_B, token_ids_B
+_LANES = 1024  # entries of a row in one step: eight registers for eight rows
+_ROWS = 8
+_VMEM_BESIDES = 2**23  # bytes beside the rows
+_ADDRESSES = ("row", "draft_row", "request", "start", "offset")  # what scalars must know; the rest travels as vectors
 
 
-def _walk_segments(stands_N, starts_B, ends_B) -> jax.Array:
-    """How many drafts stand in each segment before the first that does not."""
+def run(
+    which: Pass,
+    *columns_X: jax.Array,
+    target: Target | None = None,
+    draft: Draft | None = None,
+    interpret: Any = False,
+) -> Any:
+    """See `passes.Run`. interpret: bool, or `pltpu.InterpretParams`."""
+    draft = None if draft is None else _with_whole_pairs(draft)
+    costs = None if target is None else target.costs
+    columns = columns_of(target, draft, columns_X)
+    num_programs = columns_X[0].shape[0]
 
-    def step(state):
-        at_B, is_open_B = state
-        is_open_B = is_open_B & (at_B < ends_B)
-        is_open_B = is_open_B & (stands_N[jnp.minimum(at_B, stands_N.shape[0] - 1)] != 0)
-        return at_B + is_open_B.astype(jnp.int32), is_open_B
+    # name: (the rows, the column that says which to gather; None: program x reads row x, streamed)
+    sources: dict[str, tuple[jax.Array, str | None]] = {}
+    if target is not None:
+        sources["target"] = (target.logits_RV, None if target.rows_X is None else "row")
+    if draft is not None:
+        sources["draft"] = (draft.logits_NV, None if draft.rows_X is None else "draft_row")
+    if costs is not None:
+        sources["counts"] = (costs.counts_BV, "request")
+    vocab_size = next(iter(sources.values()))[0].shape[1]
+    num_rows = max(_packing(rows.dtype) if at is None else 1 for rows, at in sources.values()) * _ROWS
 
-    at_B, _ = lax.while_loop(lambda state: jnp.any(state[1]), step, (starts_B, jnp.ones(starts_B.shape, bool)))
-    return at_B - starts_B
+    prefetched = {name: _in_blocks(columns[name], num_rows) for name in _ADDRESSES if name in columns}
+    if costs is not None:
+        prefetched["draft_ids"] = costs.draft_token_ids_N
+    scratch: dict[str, Any] = {
+        name: pltpu.VMEM((num_rows * _packing(rows.dtype), vocab_size), rows.dtype)
+        for name, (rows, at) in sources.items()
+        if at is not None
+    }
+    if costs is not None:
+        scratch["paid"] = pltpu.VMEM((num_rows, vocab_size), jnp.float32)
+    dtypes, tree = jax.tree.flatten(which.dtypes)
 
+    def kernel(*refs):
+        # Prefetched: the addresses i32[X] each, and the drafts i32[N]
+        # Inputs: columns i32[rows, C]; sources [rows, V] if streamed, [all rows, V] in HBM if gathered
+        # Outputs: [rows, 1] each
+        # Scratch: gathered sources [rows, V]; logits that have paid f32[rows, V]; a semaphore
+        refs = iter(refs)
+        scalars = {name: next(refs) for name in prefetched}
+        columns_ref = next(refs)
+        inputs = {name: next(refs) for name in sources}
+        outputs = [next(refs) for _ in dtypes]
+        held = inputs | {name: next(refs) for name in scratch}
+        semaphore = next(refs)
 
-def _judge_drafts(
-    logits_RV, draft_logits_NV, target_rows_N, draft_rows_N, draft_token_ids_N, rule_R, temperature_R, cutoff_R,
-    key_lo_R, key_hi_R, log_uniform_R, *, interpret: bool,
-):  # fmt: skip
-    num_drafts, vocab_size = draft_token_ids_N.shape[0], logits_RV.shape[1]
-    prefetched = (
-        target_rows_N, draft_rows_N, draft_token_ids_N, rule_R, temperature_R, cutoff_R, key_lo_R, key_hi_R,
-        log_uniform_R,
-    )  # fmt: skip
-    tile = min(_TILE, vocab_size)
-    in_specs = [pl.BlockSpec((1, 1, tile), lambda n, t, target_rows, *_: (target_rows[n], 0, t))]
-    inputs = [logits_RV[:, None, :]]
-    if draft_logits_NV is not None:
-        in_specs.append(pl.BlockSpec((1, 1, tile), lambda n, t, _, draft_rows, *__: (draft_rows[n], 0, t)))
-        inputs.append(draft_logits_NV[:, None, :])
-    whole = pl.BlockSpec(memory_space=pltpu.SMEM)
-    return pl.pallas_call(
-        functools.partial(
-            _judge_kernel, vocab_size=vocab_size, tile=tile, has_draft_logits=draft_logits_NV is not None
-        ),
+        first = pl.program_id(0) * num_rows
+        copies = [
+            copy
+            for name, (_, at) in sources.items()
+            if at is not None
+            for copy in _copies(inputs[name], held[name], scalars[at], first, num_rows, semaphore)
+        ]
+        for copy in copies:
+            copy.start()
+        for copy in copies:
+            copy.wait()
+        column = Unpacked(
+            {name: column.dtype for name, column in columns.items()},
+            lambda place: columns_ref[:, place : place + 1],
+        )
+        parts = _parts(num_rows, vocab_size)
+        if costs is not None:
+            _pay(held, scalars, first, column, parts)
+        logits_ref: Any = held.get("paid", held.get("target"))
+
+        def target_tile(start: jax.Array, ids: jax.Array) -> jax.Array:
+            x = sweeps.clean(logits_ref[:, pl.ds(start, ids.shape[1])], column["temperature"])
+            return jnp.where(x >= column["cutoff"], x, -jnp.inf) if "cutoff" in columns else x
+
+        def draft_tile(start: jax.Array, ids: jax.Array) -> jax.Array:
+            y = held["draft"][:, pl.ds(start, ids.shape[1])]
+            is_pair = sources["draft"][1] is not None and _packing(y.dtype) == 2
+            return sweeps.clean(_half_of_pairs(y, column["draft_row"]) if is_pair else y)
+
+        rows = sweeps.Rows(
+            vocab_size, parts, None if target is None else target_tile, None if draft is None else draft_tile
+        )
+        results = jax.tree.leaves(which.compute(rows, *column.own()))
+        for output, result in zip(outputs, results, strict=True):
+            output[:] = result
+
+    def block(width: int) -> pl.BlockSpec:
+        return pl.BlockSpec((num_rows, width), lambda i, *_: (i, 0))
+
+    row_bytes = sum(
+        num_rows * vocab_size * (rows.dtype.itemsize * 2 if at is None else 4) for rows, at in sources.values()
+    )
+    row_bytes += 0 if costs is None else num_rows * vocab_size * 4
+    found = pl.pallas_call(
+        kernel,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(prefetched),
-            grid=(num_drafts, pl.cdiv(vocab_size, tile)),
-            in_specs=in_specs,
-            out_specs=[whole, whole, whole],
-            scratch_shapes=[pltpu.SMEM((8,), jnp.float32)],
+            grid=(pl.cdiv(num_programs, num_rows),),
+            in_specs=[
+                block(len(columns)),
+                *(block(vocab_size) if at is None else pl.BlockSpec(memory_space=pl.ANY) for _, at in sources.values()),
+            ],
+            out_specs=[block(1)] * len(dtypes),
+            scratch_shapes=[*scratch.values(), pltpu.SemaphoreType.DMA(())],
         ),
-        out_shape=[
-            jax.ShapeDtypeStruct((num_drafts,), jnp.int32),
-            jax.ShapeDtypeStruct((num_drafts,), jnp.float32),
-            jax.ShapeDtypeStruct((num_drafts,), jnp.float32),
-        ],
-        interpret=interpret,
-        name="judge_drafts",
-    )(*prefetched, *inputs)
-
-
-# Slots of pass 1's scratch: running statistics of the row at hand.
-_PEAK, _SUM, _DRAFT_PEAK, _DRAFT_SUM, _DRAFTED, _DRAFT_DRAFTED, _BEST, _BEST_ID = range(8)
-
-
-def _judge_kernel(
-    # Prefetched
-    target_rows_ref,  # i32[N]
-    draft_rows_ref,  # i32[N]
-    draft_token_ids_ref,  # i32[N]
-    rule_ref,  # i32[R]
-    temperature_ref,  # f32[R]
-    cutoff_ref,  # f32[R]
-    key_lo_ref,  # i32[R]
-    key_hi_ref,  # i32[R]
-    log_uniform_ref,  # f32[R]
-    # Inputs, outputs, scratch
-    *refs,  # logits f32[1, 1, tile], (draft logits [1, 1, tile]); stands i32[N], norms f32[N] twice; state f32[8]
-    vocab_size: int,
-    tile: int,
-    has_draft_logits: bool,
-):
-    logits_ref, draft_logits_ref = refs[0], refs[1] if has_draft_logits else None
-    stands_ref, log_norm_ref, draft_log_norm_ref, state_ref = refs[-4:]
-    n, t = pl.program_id(0), pl.program_id(1)
-    row, draft_id = target_rows_ref[n], draft_token_ids_ref[n]
-    ids = t * tile + lax.broadcasted_iota(jnp.int32, (1, tile), 1)
-
-    @pl.when(t == 0)
-    def _():
-        for slot in (_PEAK, _DRAFT_PEAK, _DRAFTED, _DRAFT_DRAFTED, _BEST):
-            state_ref[slot] = -jnp.inf
-        for slot in (_SUM, _DRAFT_SUM, _BEST_ID):
-            state_ref[slot] = 0.0
-
-    x = _target_tile(logits_ref, ids, vocab_size, temperature_ref[row], cutoff_ref[row])
-    _add_to_norm(state_ref, _PEAK, _SUM, x)
-    state_ref[_DRAFTED] = jnp.maximum(state_ref[_DRAFTED], jnp.max(jnp.where(ids == draft_id, x, -jnp.inf)))
-    if has_draft_logits:
-        y = _draft_tile(draft_logits_ref, ids, vocab_size)
-        _add_to_norm(state_ref, _DRAFT_PEAK, _DRAFT_SUM, y)
-        drafted = jnp.max(jnp.where(ids == draft_id, y, -jnp.inf))
-        state_ref[_DRAFT_DRAFTED] = jnp.maximum(state_ref[_DRAFT_DRAFTED], drafted)
-
-    @pl.when(rule_ref[row] == COUPLED)
-    def _():
-        _add_to_argmax(state_ref, _BEST, _BEST_ID, x + _gumbel(key_lo_ref[row], key_hi_ref[row], ids), ids)
-
-    @pl.when(rule_ref[row] != COUPLED)
-    def _():
-        _add_to_argmax(state_ref, _BEST, _BEST_ID, x, ids)
-
-    @pl.when(t == pl.num_programs(1) - 1)
-    def _():
-        log_norm = state_ref[_PEAK] + _log(state_ref[_SUM])
-        logprob_target = state_ref[_DRAFTED] - log_norm
-        draft_log_norm, logprob_draft = 0.0, 0.0
-        if has_draft_logits:
-            draft_log_norm = state_ref[_DRAFT_PEAK] + _log(state_ref[_DRAFT_SUM])
-            logprob_draft = state_ref[_DRAFT_DRAFTED] - draft_log_norm
-        is_likely = (logprob_target - logprob_draft > log_uniform_ref[row]) & (logprob_target > -jnp.inf)
-        is_likely = is_likely & (logprob_draft > -jnp.inf)
-        is_same = state_ref[_BEST_ID].astype(jnp.int32) == draft_id
-        stands = jnp.where(rule_ref[row] == STANDARD, is_likely, is_same) & (draft_id >= 0) & (draft_id < vocab_size)
-        stands_ref[n] = stands.astype(jnp.int32)
-        log_norm_ref[n] = log_norm
-        draft_log_norm_ref[n] = draft_log_norm
-
-
-def _draw_tokens(
-    logits_RV, draft_logits_NV, rows_B, draft_rows_B, draft_ids_B, mode_B, temperature_B, cutoff_B, key_lo_B, key_hi_B,
-    log_norm_B, draft_log_norm_B, *, interpret: bool,
-):  # fmt: skip
-    num_rows, vocab_size = rows_B.shape[0], logits_RV.shape[1]
-    prefetched = (
-        rows_B, draft_rows_B, draft_ids_B, mode_B, temperature_B, cutoff_B, key_lo_B, key_hi_B, log_norm_B,
-        draft_log_norm_B,
-    )  # fmt: skip
-    tile = min(_TILE, vocab_size)
-    in_specs = [pl.BlockSpec((1, 1, tile), lambda b, t, rows, *_: (rows[b], 0, t))]
-    inputs = [logits_RV[:, None, :]]
-    if draft_logits_NV is not None:
-        in_specs.append(pl.BlockSpec((1, 1, tile), lambda b, t, _, draft_rows, *__: (draft_rows[b], 0, t)))
-        inputs.append(draft_logits_NV[:, None, :])
-    return pl.pallas_call(
-        functools.partial(_draw_kernel, vocab_size=vocab_size, tile=tile, has_draft_logits=draft_logits_NV is not None),
-        grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=len(prefetched),
-            grid=(num_rows, pl.cdiv(vocab_size, tile)),
-            in_specs=in_specs,
-            out_specs=pl.BlockSpec(memory_space=pltpu.SMEM),
-            scratch_shapes=[pltpu.SMEM((2,), jnp.float32)],
+        out_shape=[jax.ShapeDtypeStruct((num_programs, 1), dtype) for dtype in dtypes],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel",), vmem_limit_bytes=row_bytes + _VMEM_BESIDES
         ),
-        out_shape=jax.ShapeDtypeStruct((num_rows,), jnp.int32),
         interpret=interpret,
-        name="draw_tokens",
-    )(*prefetched, *inputs)
+        name=which.name,
+    )(*prefetched.values(), packed(columns), *(rows for rows, _ in sources.values()))
+    return tree.unflatten([one[:, 0] for one in found])
 
 
-def _draw_kernel(
-    # Prefetched
-    rows_ref,  # i32[B], read by the block specs
-    draft_rows_ref,  # i32[B], likewise
-    draft_ids_ref,  # i32[B]
-    mode_ref,  # i32[B]
-    temperature_ref,  # f32[B]
-    cutoff_ref,  # f32[B]
-    key_lo_ref,  # i32[B]
-    key_hi_ref,  # i32[B]
-    log_norm_ref,  # f32[B]
-    draft_log_norm_ref,  # f32[B]
-    # Inputs, outputs, scratch
-    *refs,  # logits f32[1, 1, tile], (draft logits [1, 1, tile]); token ids i32[B]; state f32[2]
-    vocab_size: int,
-    tile: int,
-    has_draft_logits: bool,
-):
-    del rows_ref, draft_rows_ref
-    logits_ref, draft_logits_ref = refs[0], refs[1] if has_draft_logits else None
-    token_ids_ref, state_ref = refs[-2:]
-    b, t = pl.program_id(0), pl.program_id(1)
-    mode = mode_ref[b]
-    ids = t * tile + lax.broadcasted_iota(jnp.int32, (1, tile), 1)
-
-    @pl.when(t == 0)
-    def _():
-        state_ref[0] = -jnp.inf
-        state_ref[1] = 0.0
-
-    x = _target_tile(logits_ref, ids, vocab_size, temperature_ref[b], cutoff_ref[b])
-    if has_draft_logits:
-        logprob_target = x - log_norm_ref[b]
-        logprob_draft = _draft_tile(draft_logits_ref, ids, vocab_size) - draft_log_norm_ref[b]
-        excess = jnp.exp(logprob_target) - jnp.exp(logprob_draft)
-        residual = jnp.where(excess > 0, jnp.log(excess), logprob_target - 1e4)
-        x = jnp.where(mode == _EXCESS, residual, x)
-    else:
-        x = jnp.where((mode == _WITHOUT_DRAFT) & (ids == draft_ids_ref[b]), -jnp.inf, x)
-
-    @pl.when(mode == _PLAIN)
-    def _():
-        _add_to_argmax(state_ref, 0, 1, x, ids)
-
-    @pl.when(mode != _PLAIN)
-    def _():
-        _add_to_argmax(state_ref, 0, 1, x + _gumbel(key_lo_ref[b], key_hi_ref[b], ids), ids)
-
-    @pl.when(t == pl.num_programs(1) - 1)
-    def _():
-        token_ids_ref[b] = state_ref[1].astype(jnp.int32)
+def _packing(dtype: Any) -> int:
+    """How many rows share the words of a register."""
+    return 4 // jnp.dtype(dtype).itemsize
 
 
-def _target_tile(logits_ref, ids, vocab_size: int, temperature, cutoff):
-    """The tile's kept logits: scaled, NaN and what lies past the vocabulary or below the cutoff as -inf."""
-    x = logits_ref[0] / temperature
-    x = jnp.where((ids < vocab_size) & (x == x), jnp.minimum(x, _LARGEST), -jnp.inf)
-    return jnp.where(x >= cutoff, x, -jnp.inf)
+def _with_whole_pairs(draft: Draft) -> Draft:
+    """In a form that rows can be copied of: 32-bit, or bfloat16 in whole pairs of rows, which share their words."""
+    logits_NV = draft.logits_NV
+    if logits_NV.dtype not in (jnp.float32, jnp.bfloat16):
+        logits_NV = logits_NV.astype(jnp.float32)
+    if draft.rows_X is not None and _packing(logits_NV.dtype) == 2 and logits_NV.shape[0] % 2:
+        logits_NV = jnp.pad(logits_NV, ((0, 1), (0, 0)))
+    return Draft(logits_NV, draft.rows_X)
 
 
-def _draft_tile(draft_logits_ref, ids, vocab_size: int):
-    y = draft_logits_ref[0].astype(jnp.float32)
-    return jnp.where((ids < vocab_size) & (y == y), jnp.minimum(y, _LARGEST), -jnp.inf)
+def _in_blocks(address_X: jax.Array, num_rows: int) -> jax.Array:
+    """Addresses of whole blocks of programs; those past the last read row 0, and nobody reads what they say."""
+    return jnp.pad(address_X, (0, -address_X.shape[0] % num_rows))
 
 
-def _add_to_norm(state_ref, peak_slot: int, sum_slot: int, x) -> None:
-    """Fold a tile into a running sum of exp(x - peak); nothing happens while all entries are -inf."""
-    old = state_ref[peak_slot]
-    peak = jnp.maximum(old, jnp.max(x))
-    base = jnp.where(peak > -jnp.inf, peak, 0.0)
-    total = jnp.sum(jnp.exp(x - base))
-    state_ref[sum_slot] = state_ref[sum_slot] * _exp(old - base) + total
-    state_ref[peak_slot] = peak
+def _copies(source_ref, held_ref, address_ref, first: jax.Array, num_rows: int, semaphore) -> Iterator[Any]:
+    """Copies of each program's row, or of the pair that it is in."""
+    together = _packing(source_ref.dtype)
+    for place in range(num_rows):
+        row = address_ref[first + place]
+        if together > 1:
+            row = pl.multiple_of(row // together * together, together)
+        yield pltpu.make_async_copy(
+            source_ref.at[pl.ds(row, together)], held_ref.at[pl.ds(place * together, together)], semaphore
+        )
 
 
-def _add_to_argmax(state_ref, best_slot: int, id_slot: int, score, ids) -> None:
-    """Fold a tile into a running arg-max; the first of equals stays."""
-    best = jnp.max(score)
-    first = jnp.min(jnp.where(score == best, ids.astype(jnp.float32), _NOT_AN_ID))
-
-    @pl.when(best > state_ref[best_slot])
-    def _():
-        state_ref[best_slot] = best
-        state_ref[id_slot] = first
+def _half_of_pairs(pairs: jax.Array, row: jax.Array) -> jax.Array:
+    """bfloat16[2 * rows, lanes] -> f32[rows, lanes]: the odd or the even row of each pair, as `row` is."""
+    words = pltpu.bitcast(pairs, jnp.int32)
+    is_odd = (row & 1) != 0
+    return lax.bitcast_convert_type(jnp.where(is_odd, words & jnp.int32(-65536), words << 16), jnp.float32)
 
 
-def _log(scalar):
-    """The TPU's scalar core has no logarithm: through a vector."""
-    return jnp.max(jnp.log(jnp.full((1, 128), scalar, jnp.float32)))
+def _parts(num_rows: int, vocab_size: int) -> tuple[sweeps.Part, ...]:
+    """Whole tiles in a loop, and what remains of the vocabulary as a tile of its own."""
+    num_tiles, rest = divmod(vocab_size, _LANES)
+
+    def ids(start: jax.Array | int, lanes: int) -> jax.Array:
+        return start + lax.broadcasted_iota(jnp.int32, (1, lanes), 1)
+
+    def sweep(tile, visit, carry):
+        def step(t, carry):
+            start = pl.multiple_of(t * _LANES, _LANES)
+            return visit(carry, tile(start, ids(start, _LANES)), ids(start, _LANES))
+
+        return lax.fori_loop(0, num_tiles, step, carry)
+
+    def sweep_rest(tile, visit, carry):
+        start = num_tiles * _LANES
+        return visit(carry, tile(start, ids(start, rest)), ids(start, rest))
+
+    whole = (sweeps.Part((num_rows, _LANES), sweep),) if num_tiles else ()
+    return whole + ((sweeps.Part((num_rows, rest), sweep_rest),) if rest else ())
 
 
-def _exp(scalar):
-    return jnp.max(jnp.exp(jnp.full((1, 128), scalar, jnp.float32)))
+def _pay(held, scalars, first: jax.Array, column: Unpacked, parts: tuple[sweeps.Part, ...]) -> None:
+    """Fills held["paid"] with the rows' logits, penalised."""
+    num_rows = parts[0].shape[0]
+    place_of = lax.broadcasted_iota(jnp.int32, (num_rows, 1), 0)
+    offsets = [scalars["offset"][first + place] for place in range(num_rows)]
+    longest = offsets[0]
+    for offset in offsets[1:]:
+        longest = jnp.maximum(longest, offset)
 
+    def pay(start: jax.Array, ids: jax.Array) -> jax.Array:
+        at = (slice(None), pl.ds(start, ids.shape[1]))
 
-def _gumbel(key_lo, key_hi, ids):
-    """-log(-log u) with u from the first word of Threefry-2x32, 20 rounds, of (key, (id, 0)); in int32 arithmetic."""
-    keys = (key_lo, key_hi, key_lo ^ key_hi ^ jnp.int32(0x1BD11BDA))
-    a, b = ids + key_lo, jnp.full(ids.shape, key_hi, jnp.int32)
-    for group, rotations in enumerate((((13, 15, 26, 6), (17, 29, 16, 24)) * 3)[:5]):
-        for left in rotations:
-            a = a + b
-            b = a ^ (lax.shift_left(b, jnp.int32(left)) | lax.shift_right_logical(b, jnp.int32(32 - left)))
-        a = a + keys[(group + 1) % 3]
-        b = b + keys[(group + 2) % 3] + jnp.int32(group + 1)
-    cell = lax.shift_right_logical(a, jnp.int32(9)).astype(jnp.float32)
-    return -jnp.log(-jnp.log((cell + 0.5) * jnp.float32(2.0**-23)))
+        def count(draft: jax.Array, counts: jax.Array) -> jax.Array:
+            drafted = jnp.full((num_rows, 1), -1, jnp.int32)
+            for place, offset in enumerate(offsets):
+                index = jnp.minimum(scalars["start"][first + place] + draft, scalars["draft_ids"].shape[0] - 1)
+                id = jnp.where(draft < offset, scalars["draft_ids"][index], -1)
+                drafted = jnp.where(place_of == place, id, drafted)
+            return counts + jnp.where(ids == drafted, jnp.int32(1), jnp.int32(0))
+
+        counts = lax.fori_loop(0, longest, count, held["counts"][at])
+        x = sweeps.penalise(held["target"][at], counts, column["presence"], column["frequency"], column["repetition"])
+        held["paid"][at] = x
+        return x
+
+    for part in parts:
+        part.sweep(pay, lambda carry, x, ids: carry, jnp.int32(0))

@@ -1,0 +1,133 @@
+"""Host. The child process of one target: compiles everything for it, and prints a JSON line for each program.
+
+    python -m tests.aot.compiling TARGET
+
+The last line of one that could not begin is {"missing": why}.
+"""
+
+import os
+import sys
+
+if __name__ == "__main__":
+    from tests.aot.targets import ENVIRONMENT
+
+    os.environ.update(ENVIRONMENT)  # before jax is imported, for it reads them then
+
+import functools
+import json
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxspec.pallas_kernels.rejection.api import reject
+from jaxspec.pallas_kernels.rejection.arg_specs import REJECTION_SPECS
+from jaxspec.pallas_kernels.rejection.rules import BLOCK, COUPLED, GREEDY, STANDARD
+from jaxspec.step import pack
+from jaxspec.step.rounds import Target, decode_round, decode_rounds
+from tests.aot.targets import GPUS, TPUS, device, missing
+from tests.contracts import members
+
+MEMORY_TARGETS = ("h100", "v5e")
+ROUNDS = {"ngram": "coupled", "probabilistic": "standard"}  # proposer: rule
+SPECS = {spec.name: spec for spec in REJECTION_SPECS}
+
+
+# kind: the shapes and rules whose memory is read
+MEASURED = {
+    "plain": ("llama3", (GREEDY, STANDARD)),
+    "top_p": ("llama3", (GREEDY, STANDARD)),
+    "penalties": ("llama3_penalised", (GREEDY, STANDARD)),
+    "block_with_q": ("llama3_with_q", (GREEDY, BLOCK)),
+}
+
+
+class Program(NamedTuple):
+    """Something to compile. is_measured: its memory counts, so XLA must take its time."""
+
+    name: str
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    is_measured: bool = False
+    may_not_spill: bool = False
+
+
+def programs(target: str, platform: str) -> Iterator[Program]:
+    """Everything that must compile for a target: kernels at each shape, whole rounds, and what memory is read of."""
+    for spec in SPECS.values():
+        if "device" in spec.tags:
+            rules = (GREEDY, STANDARD) if spec.has_rates else (GREEDY, STANDARD, COUPLED, BLOCK)
+            run = functools.partial(reject, rules=rules, implementation="pallas", platform=platform)
+            yield Program(f"reject[{spec.name}]", _by_name(run), (spec.arguments(),), may_not_spill=True)
+    for name, rule in ROUNDS.items():
+        proposer = members.make_proposer(name)
+        what = Target(members.FAMILY, members.CONFIG, rule, "pallas", platform)
+        weights, state = (
+            jax.eval_shape(members.make_weights),
+            jax.eval_shape(functools.partial(members.make_state, proposer)),
+        )
+        batch = pack.pack_batch([], [], members.ROWS, members.ROWS, members.MAX_LEN // members.PAGE_SIZE)
+        run = functools.partial(decode_round, what, proposer)
+        yield Program(f"decode_round[{name}]", run, (weights, state, batch))
+        run = functools.partial(decode_rounds, what, proposer, 4)
+        yield Program(f"decode_rounds[{name}]", run, (weights, state, batch, np.int32(4)))
+    if target in MEMORY_TARGETS:
+        yield from _measured(platform)
+
+
+def _measured(platform: str) -> Iterator[Program]:
+    """B=64, K=5, V=128256: without filters, with them, with penalties, and with all of it and a drafter's logits."""
+    off = {"top_k_R": 0, "top_p_R": 1.0, "min_p_R": 0.0}
+    for implementation in ("pallas", "reference"):
+        for kind, (spec, rules) in MEASURED.items():
+            arguments = SPECS[spec].arguments()
+            run = _by_name(functools.partial(reject, rules=rules, implementation=implementation, platform=platform))
+            if kind == "plain":  # constants, so that no filter is in the program at all
+                shapes = {name: arguments.pop(name) for name in off}
+                constants = {name: np.full(shape.shape, off[name], shape.dtype) for name, shape in shapes.items()}
+                run = functools.partial(lambda run, constants, given: run(given | constants), run, constants)
+            yield Program(f"memory[{kind}, {implementation}]", run, (arguments,), is_measured=True)
+
+
+def _by_name(function: Callable[..., Any]) -> Callable[[dict[str, Any]], Any]:
+    return lambda arguments: function(**arguments)
+
+
+def options(target: str, program: Program) -> dict[str, Any]:
+    """XLA's options: as little work as possible, except where its result is read."""
+    if target in TPUS:
+        return {} if program.is_measured else {"exec_time_optimization_effort": -1.0}
+    return {"xla_gpu_fail_ptx_compilation_on_register_spilling": True} if program.may_not_spill else {}
+
+
+def main(target: str) -> None:
+    why = missing(target)
+    if why is not None:
+        print(json.dumps({"missing": why}))
+        return
+    there = device(target)
+    assert (there.platform == "gpu") == (target in GPUS)
+    mesh = Mesh(np.array([there]), ("all",))
+    where = NamedSharding(mesh, PartitionSpec())
+    for program in programs(target, there.platform):
+        arguments = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), program.arguments
+        )
+        started = time.perf_counter()
+        try:
+            with jax.set_mesh(mesh):  # kernels ask the mesh what chip they are for
+                lowered = jax.jit(program.function).lower(*arguments)
+            memory = lowered.compile(compiler_options=options(target, program)).memory_analysis()
+            outcome = {"temp_bytes": memory.temp_size_in_bytes, "peak_bytes": memory.peak_memory_in_bytes}
+        except Exception:
+            outcome = {"error": traceback.format_exc()}
+        seconds = round(time.perf_counter() - started, 2)
+        print(json.dumps({"name": program.name, "seconds": seconds} | outcome), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,21 @@
+"""Host. Kernels and whole rounds compile for H100 and B200, to machine code and without a spilled register."""
+
+import pytest
+
+from tests.aot import judging
+
+pytestmark = pytest.mark.heavy
+
+
+@pytest.fixture(scope="module", params=["h100", "b200"])
+def outcomes(request):
+    return judging.outcomes(request.param)
+
+
+def test_everything_compiles(outcomes):
+    judging.check_compiled(outcomes)
+
+
+@pytest.mark.parametrize("outcomes", ["h100"], indirect=True)
+def test_the_kernels_need_no_room_for_the_vocabulary(outcomes):
+    judging.check_memory(outcomes)
