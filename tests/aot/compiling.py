@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -82,15 +83,19 @@ def programs(target: str, platform: str) -> Iterator[Program]:
 def _measured(platform: str) -> Iterator[Program]:
     """B=64, K=5, V=128256: without filters, with them, with penalties, and with all of it and a drafter's logits."""
     off = {"top_k_R": 0, "top_p_R": 1.0, "min_p_R": 0.0}
-    for implementation in ("pallas", "reference"):
-        for kind, (spec, rules) in MEASURED.items():
+    for implementation, kinds in (("pallas", MEASURED), ("reference", ["top_p"])):
+        for kind in kinds:
+            spec, rules = MEASURED[kind]
             arguments = SPECS[spec].arguments()
             run = _by_name(functools.partial(reject, rules=rules, implementation=implementation, platform=platform))
             if kind == "plain":  # constants, so that no filter is in the program at all
                 shapes = {name: arguments.pop(name) for name in off}
-                constants = {name: np.full(shape.shape, off[name], shape.dtype) for name, shape in shapes.items()}
-                run = functools.partial(lambda run, constants, given: run(given | constants), run, constants)
+                run = functools.partial(_with_constants, run, shapes, off)
             yield Program(f"memory[{kind}, {implementation}]", run, (arguments,), is_measured=True)
+
+
+def _with_constants(run, shapes: dict[str, Any], values: dict[str, float], given: dict[str, Any]):
+    return run(given | {name: jnp.full(shape.shape, values[name], shape.dtype) for name, shape in shapes.items()})
 
 
 def _by_name(function: Callable[..., Any]) -> Callable[[dict[str, Any]], Any]:

@@ -42,15 +42,20 @@ def test_statistics_of_shards_join_to_those_of_the_whole(num_shards):
     ends = np.linspace(0, V, num_shards + 1).astype(int)
     needs = jnp.full((6, 1), sweeps.NEEDS_NORM | sweeps.NEEDS_BEST, jnp.int32)
     zeros = jnp.zeros((6, 1), jnp.int32)
+    drafted = jnp.asarray([[0], [3], [5], [239], [170], [-1]], jnp.int32)
     shards = [
-        sweeps.statistics(rows_over(logits, first, end), needs, zeros, zeros) for first, end in itertools.pairwise(ends)
+        sweeps.statistics(rows_over(logits, first, end), needs, drafted, zeros, zeros)
+        for first, end in itertools.pairwise(ends)
     ]
-    norm = functools.reduce(sweeps.merge_norms, [norm for norm, _ in shards])
-    best = functools.reduce(sweeps.merge_bests, [best for _, best in shards])
+    norm = functools.reduce(sweeps.merge_norms, [norm for norm, _, _ in shards])
+    best = functools.reduce(sweeps.merge_bests, [best for _, _, best in shards])
+    logit = functools.reduce(jnp.maximum, [logit for _, logit, _ in shards])
 
     kept = np.where(np.isnan(logits), -np.inf, np.minimum(logits, np.finfo(np.float32).max)).astype(np.float64)
     np.testing.assert_array_equal(best.id[:, 0], kept.argmax(axis=1))
     np.testing.assert_array_equal(best.score[:, 0], kept.max(axis=1))
+    at_draft = [kept[row, id] if id >= 0 else -np.inf for row, id in enumerate(drafted[:, 0].tolist())]
+    np.testing.assert_array_equal(logit[:, 0], at_draft)
     with np.errstate(divide="ignore"):
         peak = np.where(kept.max(axis=1) > -np.inf, kept.max(axis=1), 0)
         expected = peak + np.log(np.exp(kept - peak[:, None]).sum(axis=1))

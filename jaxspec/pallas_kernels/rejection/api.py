@@ -69,7 +69,7 @@ def reject(
         logits_RV: f32 target logits, read in place through the index arrays.
         draft_logits_NV: the logits the drafts were drawn from (any float dtype); None: the drafts are point masses.
         draft_token_ids_N: an id outside the vocabulary (-1) is a draft that never stands, and nor does what follows.
-        target_rows_N: the row that judges draft n. draft_rows_N: its row of draft_logits_NV.
+        target_rows_N: the row that judges draft n, and no other. draft_rows_N: its row of draft_logits_NV.
         bonus_rows_B: the row that gives request b's token when all its drafts stand.
         rule_R: one for all rows of a request. GREEDY: the arg-max of the logits, kept while it equals the draft.
             STANDARD: accept with min(1, p/q), else draw from max(p - q, 0). COUPLED: argmax(log p + noise), kept while

@@ -71,8 +71,12 @@ CUTOFF = Pass("row_cutoffs", sweeps.cutoff, _F32, None)
 STATISTICS = Pass(
     "row_statistics",
     sweeps.statistics,
-    (sweeps.Norm(_F32, _F32), sweeps.Best(_F32, _I32)),
-    lambda one, other: (sweeps.merge_norms(one[0], other[0]), sweeps.merge_bests(one[1], other[1])),
+    (sweeps.Norm(_F32, _F32), _F32, sweeps.Best(_F32, _I32)),
+    lambda one, other: (
+        sweeps.merge_norms(one[0], other[0]),
+        jnp.maximum(one[1], other[1]),
+        sweeps.merge_bests(one[2], other[2]),
+    ),
 )
 DRAFT_NORM = Pass("draft_norms", sweeps.draft_norm, sweeps.Norm(_F32, _F32), sweeps.merge_norms)
 EXCESS_MASS = Pass("excess_mass", sweeps.excess_mass, _F32, lambda one, other: one + other)
@@ -128,10 +132,11 @@ def reject(
     needs_R = jnp.where(is_weighed_R, sweeps.NEEDS_NORM, 0) | jnp.where(is_picked_R, sweeps.NEEDS_BEST, 0)
     needs_R = needs_R | jnp.where(is_picked_R & (rule_R == COUPLED), sweeps.NEEDS_NOISE, 0)
     key_R2 = lax.bitcast_convert_type(noise_key_R2, _I32)
-    norm_R, best_R = run(STATISTICS, needs_R, key_R2[:, 0], key_R2[:, 1], target=target)
+    draft_ids_R = jnp.full((num_rows,), -1, _I32).at[judges_N].set(drafts.ids_N, mode="drop")
+    norm_R, drafted_R, best_R = run(STATISTICS, needs_R, draft_ids_R, key_R2[:, 0], key_R2[:, 1], target=target)
 
     judgement = _judge(
-        drafts, target, draft_logits_NV, rule_R, rule_R[bonus_rows_B], is_weighed_R, norm_R, best_R.id,
+        drafts, target, draft_logits_NV, rule_R, rule_R[bonus_rows_B], is_weighed_R, norm_R, drafted_R, best_R.id,
         accept_uniform_R, accept_rate_N, rules=rules, run=run,
     )  # fmt: skip
     num_accepted_B = judgement.num_accepted_B
@@ -200,8 +205,8 @@ def _rows_of(target: Target, rows_X: jax.Array) -> Target:
 
 
 def _judge(
-    drafts: _Drafts, target: Target, draft_logits_NV, rule_R, rule_B, is_weighed_R, norm_R, picked_R, accept_uniform_R,
-    accept_rate_N, *, rules: tuple[int, ...], run: Run,
+    drafts: _Drafts, target: Target, draft_logits_NV, rule_R, rule_B, is_weighed_R, norm_R, drafted_R, picked_R,
+    accept_uniform_R, accept_rate_N, *, rules: tuple[int, ...], run: Run,
 ) -> _Judgement:  # fmt: skip
     """How many drafts stand, and what the draw of the next token needs to know of the distributions."""
     zeros_N = jnp.zeros(drafts.ids_N.shape, _F32)
@@ -221,10 +226,10 @@ def _judge(
     if accept_rate_N is not None or not is_weighing:
         return _Judgement(_prefixes(stands_N, drafts), log_norm_N, draft_log_norm_N, zeros_N)
 
-    ids_N = jnp.where(drafts.in_vocab_N, drafts.ids_N, 0)
-    logprob_N = _drafted_logits(target, rows_N, ids_N) - log_norm_N
+    logprob_N = drafted_R[rows_N] - log_norm_N
     draft_logprob_N = zeros_N
     if draft_logits_NV is not None:
+        ids_N = jnp.where(drafts.in_vocab_N, drafts.ids_N, 0)
         draft_logprob_N = sweeps.clean(draft_logits_NV[drafts.draft_rows_N, ids_N]) - draft_log_norm_N
     is_possible_N = drafts.in_vocab_N & (logprob_N > -jnp.inf) & (draft_logprob_N > -jnp.inf)
     # A difference, not log u + log q: where p = q it is exactly 0, above log u whatever u is.
@@ -251,22 +256,6 @@ def _judge(
     block_stands_N = drafts.in_vocab_N & (uniform_N <= _block_chances(after_N, mass_N, drafts))
     num_accepted_B = jnp.where(rule_B == BLOCK, _longest(block_stands_N, drafts), num_accepted_B)
     return _Judgement(num_accepted_B, log_norm_N, draft_log_norm_N, jnp.where(is_block_N, before_N, zeros_N))
-
-
-def _drafted_logits(target: Target, rows_N: jax.Array, ids_N: jax.Array) -> jax.Array:
-    """What the kernels make of each draft's own logit."""
-    x_N = target.logits_RV[rows_N, ids_N]
-    if target.costs is not None:
-        costs = target.costs
-        n = jnp.arange(ids_N.shape[0], dtype=_I32)[None]
-        start_N1, offset_N1 = costs.start_X[rows_N][:, None], costs.offset_X[rows_N][:, None]
-        is_same_NN = (n >= start_N1) & (n < start_N1 + offset_N1) & (costs.draft_token_ids_N[None] == ids_N[:, None])
-        counts_N = costs.counts_BV[costs.request_X[rows_N], ids_N] + jnp.sum(is_same_NN, axis=1, dtype=_I32)
-        scalars = (value_R[rows_N] for value_R in (costs.presence_X, costs.frequency_X, costs.repetition_X))
-        x_N = sweeps.penalise(x_N, counts_N, *scalars)
-    x_N = sweeps.clean(x_N, target.temperature_X[rows_N])
-    assert target.cutoff_X is not None
-    return jnp.where(x_N >= target.cutoff_X[rows_N], x_N, -jnp.inf)
 
 
 def _in_segment(drafts: _Drafts) -> jax.Array:

@@ -105,8 +105,14 @@ def gumbel(key_lo: jax.Array, key_hi: jax.Array, ids: jax.Array) -> jax.Array:
     return -jnp.log(-jnp.log((cell + 0.5) * jnp.float32(2.0**-23)))
 
 
-def statistics(rows: Rows, needs: jax.Array, key_lo: jax.Array, key_hi: jax.Array) -> tuple[Norm, Best]:
-    """Pass 1: the log-sum-exp or the arg-max of each row of logits, as far as its rule asks for them."""
+def statistics(
+    rows: Rows, needs: jax.Array, draft_id: jax.Array, key_lo: jax.Array, key_hi: jax.Array
+) -> tuple[Norm, jax.Array, Best]:
+    """Pass 1: the log-sum-exp of each row and its draft's own logit, or its arg-max, whatever its rule asks for.
+
+    NOTE: the draft's logit is read here, not gathered outside: a cutoff is compared with it, and another compiler's
+    division or multiply-add may be a bit off. With top-k 1 that bit decides everything.
+    """
     zero = jnp.zeros(needs.shape, jnp.float32)
     is_noised = (needs & NEEDS_NOISE) != 0
 
@@ -120,14 +126,16 @@ def statistics(rows: Rows, needs: jax.Array, key_lo: jax.Array, key_hi: jax.Arra
             lambda: Best(zero, jnp.zeros(needs.shape, jnp.int32)),
         )
 
-    norm = lax.cond(_any((needs & NEEDS_NORM) != 0), lambda: _norm(rows, rows.target), lambda: Norm(zero, zero))
-    return norm, lax.cond(_any(is_noised), lambda: _best(rows, rows.target, noised), plain)
+    norm, drafted = lax.cond(
+        _any((needs & NEEDS_NORM) != 0), lambda: _norm(rows, rows.target, draft_id), lambda: (Norm(zero, zero), zero)
+    )
+    return norm, drafted, lax.cond(_any(is_noised), lambda: _best(rows, rows.target, noised), plain)
 
 
 def draft_norm(rows: Rows, needs: jax.Array) -> Norm:
     """The log-sum-exp of the drafter's rows."""
     zero = jnp.zeros(needs.shape, jnp.float32)
-    return lax.cond(_any(needs != 0), lambda: _norm(rows, rows.draft), lambda: Norm(zero, zero))
+    return lax.cond(_any(needs != 0), lambda: _norm(rows, rows.draft, None)[0], lambda: Norm(zero, zero))
 
 
 def excess_mass(rows: Rows, needs: jax.Array, log_norm: jax.Array, draft_log_norm: jax.Array) -> jax.Array:
@@ -228,22 +236,29 @@ def _excess(rows: Rows, start, ids, log_norm, draft_log_norm) -> tuple[jax.Array
     return x, jnp.exp(x - log_norm) - jnp.exp(rows.draft(start, ids) - draft_log_norm)
 
 
-def _norm(rows: Rows, tile: Tile | None) -> Norm:
-    def visit(lanes: Norm, x: jax.Array, ids: jax.Array) -> Norm:
-        del ids
-        distance = x - lanes.peak
+def _norm(rows: Rows, tile: Tile | None, wanted: jax.Array | None) -> tuple[Norm, jax.Array]:
+    """The rows' log-sum-exp, and what they hold at the ids wanted (-inf for an id that is none)."""
+
+    def visit(lanes: tuple[Norm, jax.Array], x: jax.Array, ids: jax.Array) -> tuple[Norm, jax.Array]:
+        norm, found = lanes
+        distance = x - norm.peak
         # One exponential an entry, whichever of the two is the new peak. NaN: both are -inf.
         small = jnp.where(x > -jnp.inf, jnp.exp(-jnp.abs(distance)), jnp.float32(0))
-        total = jnp.where(distance > 0, lanes.total * small + 1, lanes.total + small)
-        return Norm(jnp.maximum(lanes.peak, x), total)
+        total = jnp.where(distance > 0, norm.total * small + 1, norm.total + small)
+        return Norm(jnp.maximum(norm.peak, x), total), found if wanted is None else jnp.where(ids == wanted, x, found)
 
-    def of(part: Part) -> Norm:
-        lanes = part.sweep(tile, visit, Norm(_full(part, -jnp.inf), _full(part, 0)))
-        peak = jnp.max(lanes.peak, axis=1, keepdims=True)
+    def of(part: Part) -> tuple[Norm, jax.Array]:
+        nothing = _full(part, -jnp.inf)
+        norm, found = part.sweep(tile, visit, (Norm(nothing, _full(part, 0)), nothing))
+        peak = jnp.max(norm.peak, axis=1, keepdims=True)
         base = jnp.where(peak > -jnp.inf, peak, jnp.float32(0))
-        return Norm(peak, jnp.sum(lanes.total * jnp.exp(lanes.peak - base), axis=1, keepdims=True))
+        total = jnp.sum(norm.total * jnp.exp(norm.peak - base), axis=1, keepdims=True)
+        return Norm(peak, total), jnp.max(found, axis=1, keepdims=True)
 
-    return functools.reduce(merge_norms, map(of, rows.parts))
+    parts = [of(part) for part in rows.parts]
+    return functools.reduce(merge_norms, [norm for norm, _ in parts]), functools.reduce(
+        jnp.maximum, [found for _, found in parts]
+    )
 
 
 def _best(rows: Rows, tile: Tile | None, score: Callable[[jax.Array, jax.Array], jax.Array]) -> Best:
