@@ -29,7 +29,8 @@ from jaxspec.pallas_kernels.rejection.api import reject
 from jaxspec.pallas_kernels.rejection.arg_specs import REJECTION_SPECS
 from jaxspec.pallas_kernels.rejection.rules import BLOCK, COUPLED, GREEDY, STANDARD
 from jaxspec.step import pack
-from jaxspec.step.rounds import Target, decode_round, decode_rounds
+from jaxspec.step.rounds import decode_round, decode_rounds
+from jaxspec.step.target import Target
 from tests.aot.targets import GPUS, TPUS, device, missing
 from tests.contracts import members
 

@@ -85,7 +85,8 @@ def test_cutoffs_keep_what_a_sort_keeps(top_k):
 
 
 def plain_rows(logits, top_k, top_p, min_p):
-    row = plain.Row(key=(0, 0), temperature=1.0, top_k=top_k, top_p=top_p, min_p=min_p)
+    # 2: beyond every sum of probabilities, whose rounding would else decide what a filter that is off removes.
+    row = plain.Row(key=(0, 0), temperature=1.0, top_k=top_k, top_p=2.0 if top_p == 1 else top_p, min_p=min_p)
     return [plain.kept_logits(np.minimum(one, np.finfo(np.float32).max), row) for one in logits]
 
 

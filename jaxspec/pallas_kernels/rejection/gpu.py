@@ -19,7 +19,7 @@ from jaxspec.pallas_kernels.rejection.passes import Draft, Pass, Target, Unpacke
 
 _LANES = 2048  # entries of a tile; a power of two, as Triton wants it
 _SHARD_TILES = 8
-_NUM_WARPS = 4  # a power of two too: anything else aborts the compiler
+_NUM_WARPS = 4  # a power of two too: anything else aborts the process
 
 
 def run(
@@ -34,6 +34,7 @@ def run(
     operands = _operands(target, draft)
     num_programs, vocab_size = columns_X[0].shape[0], operands[0].shape[1]
     lanes = min(_LANES, pl.next_power_of_2(vocab_size))
+    assert all(size & (size - 1) == 0 for size in (lanes, _NUM_WARPS)), "Triton takes powers of two alone"
     num_tiles = pl.cdiv(vocab_size, lanes)
     if which.merge is not None:
         num_tiles = min(num_tiles, _SHARD_TILES)

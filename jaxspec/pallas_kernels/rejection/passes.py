@@ -57,6 +57,8 @@ class Pass(NamedTuple):
     compute: Callable[..., Any]  # (sweeps.Rows, *columns) -> a tree of columns
     dtypes: Any
     merge: Callable[[Any, Any], Any] | None  # None: a program must see the whole row
+    works: Callable[..., jax.Array] | None = None  # (*columns_X) -> which programs have anything to do; None: all
+    idle: float = 0.0  # the result where none has
 
 
 class Run(Protocol):
@@ -67,7 +69,7 @@ class Run(Protocol):
     ) -> Any: ...
 
 
-CUTOFF = Pass("row_cutoffs", sweeps.cutoff, _F32, None)
+CUTOFF = Pass("row_cutoffs", sweeps.cutoff, _F32, None, sweeps.is_filtered, -jnp.inf)
 STATISTICS = Pass(
     "row_statistics",
     sweeps.statistics,
@@ -78,9 +80,19 @@ STATISTICS = Pass(
         sweeps.merge_bests(one[2], other[2]),
     ),
 )
-DRAFT_NORM = Pass("draft_norms", sweeps.draft_norm, sweeps.Norm(_F32, _F32), sweeps.merge_norms)
-EXCESS_MASS = Pass("excess_mass", sweeps.excess_mass, _F32, lambda one, other: one + other)
-DRAW = Pass("draw_tokens", sweeps.draw, sweeps.Best(_F32, _I32), sweeps.merge_bests)
+DRAFT_NORM = Pass(
+    "draft_norms", sweeps.draft_norm, sweeps.Norm(_F32, _F32), sweeps.merge_norms, lambda needs: needs != 0
+)
+EXCESS_MASS = Pass(
+    "excess_mass", sweeps.excess_mass, _F32, lambda one, other: one + other, lambda needs, *_: needs != 0
+)
+DRAW = Pass(
+    "draw_tokens",
+    sweeps.draw,
+    sweeps.Best(_F32, _I32),
+    sweeps.merge_bests,
+    lambda mode, *_: mode != sweeps.PLAIN,
+)
 
 
 class _Drafts(NamedTuple):
@@ -115,12 +127,7 @@ def reject(
     drafts = _drafts(draft_token_ids_N, target_rows_N, draft_rows_N, cu_num_draft_tokens_B, vocab_size)
     costs = None if penalties is None else _costs(penalties, drafts)
     target = Target(logits_RV, None, temperature_R, None, costs)
-    cutoff_R = lax.cond(
-        jnp.any((top_k_R > 0) | (top_p_R < 1) | (min_p_R > 0)),
-        lambda: run(CUTOFF, top_k_R, top_p_R, min_p_R, target=target),
-        lambda: jnp.full((num_rows,), -jnp.inf, _F32),
-    )
-    target = target._replace(cutoff_X=cutoff_R)
+    target = target._replace(cutoff_X=run(CUTOFF, top_k_R, top_p_R, min_p_R, target=target))
 
     # Padding judges nothing: its row is out of range, and dropped.
     judges_N = jnp.where(drafts.is_draft_N, drafts.rows_N, num_rows)

@@ -193,7 +193,7 @@ def cutoff(rows: Rows, top_k: jax.Array, top_p: jax.Array, min_p: jax.Array) -> 
     floats in their order, 32 halvings for the whole range.
     """
     off = jnp.full(top_k.shape, -jnp.inf, jnp.float32)
-    is_k_on, is_p_on, is_min_on = (top_k > 0) & (top_k < rows.vocab_size), top_p < 1, min_p > 0
+    is_k_on, is_p_on = (top_k > 0) & (top_k < rows.vocab_size), top_p < 1
 
     def bisect(weigh: Callable[[jax.Array], jax.Array], limit: jax.Array, peak: jax.Array) -> jax.Array:
         def halve(_, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -209,7 +209,7 @@ def cutoff(rows: Rows, top_k: jax.Array, top_p: jax.Array, min_p: jax.Array) -> 
 
     def search() -> jax.Array:
         peak = _peak(rows, rows.target)
-        found = jnp.where(is_min_on, jnp.minimum(peak + jnp.log(min_p), peak), off)
+        found = jnp.where(min_p > 0, jnp.minimum(peak + jnp.log(min_p), peak), off)
 
         def top_k_cutoff() -> jax.Array:
             return jnp.where(is_k_on, bisect(jnp.ones_like, top_k.astype(jnp.float32), peak), off)
@@ -225,7 +225,12 @@ def cutoff(rows: Rows, top_k: jax.Array, top_p: jax.Array, min_p: jax.Array) -> 
 
         return jnp.maximum(found, lax.cond(_any(is_p_on), top_p_cutoff, lambda: off))
 
-    return lax.cond(_any(is_k_on | is_p_on | is_min_on), search, lambda: off)
+    return lax.cond(_any(is_filtered(top_k, top_p, min_p)), search, lambda: off)
+
+
+def is_filtered(top_k: jax.Array, top_p: jax.Array, min_p: jax.Array) -> jax.Array:
+    """Whether a row has a filter at all."""
+    return (top_k > 0) | (top_p < 1) | (min_p > 0)
 
 
 def _excess(rows: Rows, start, ids, log_norm, draft_log_norm) -> tuple[jax.Array, jax.Array]:

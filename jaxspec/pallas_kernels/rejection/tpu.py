@@ -115,7 +115,7 @@ def run(
         num_rows * vocab_size * (rows.dtype.itemsize * 2 if at is None else 4) for rows, at in sources.values()
     )
     row_bytes += 0 if costs is None else num_rows * vocab_size * 4
-    found = pl.pallas_call(
+    call = pl.pallas_call(
         kernel,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(prefetched),
@@ -133,8 +133,17 @@ def run(
         ),
         interpret=interpret,
         name=which.name,
-    )(*prefetched.values(), packed(columns), *(rows for rows, _ in sources.values()))
-    return tree.unflatten([one[:, 0] for one in found])
+    )
+
+    def work() -> Any:
+        found = call(*prefetched.values(), packed(columns), *(rows for rows, _ in sources.values()))
+        return tree.unflatten([one[:, 0] for one in found])
+
+    if which.works is None:
+        return work()
+    # A block is brought to VMEM before it can say that it has nothing to do; so all of them are asked here.
+    idle = tree.unflatten([jnp.full((num_programs,), which.idle, dtype) for dtype in dtypes])
+    return lax.cond(jnp.any(which.works(*columns_X)), work, lambda: idle)
 
 
 def _packing(dtype: Any) -> int:
