@@ -18,6 +18,7 @@ Visit = Callable[[Any, jax.Array, jax.Array], Any]  # (carry, tile f32[rows, lan
 
 LARGEST = 3.4028234663852886e38
 _NOT_AN_ID = 2.0**24  # ids are reduced as float32: exact up to here
+_SLACK = 2.0**-21  # of a row's cutoff, relative to its largest entry: four units in the last place
 _LOWEST_KEY = -2139095041  # `_ordered(-inf)`
 _OUTPUT_COUNT = 2**30 - 1  # the bits of a count that are outputs; the next says "in the prompt"
 
@@ -223,7 +224,10 @@ def cutoff(rows: Rows, top_k: jax.Array, top_p: jax.Array, min_p: jax.Array) -> 
             limit = top_p * _total(rows, rows.target, mass)
             return jnp.where(is_p_on, bisect(mass, limit, peak), off)
 
-        return jnp.maximum(found, lax.cond(_any(is_p_on), top_p_cutoff, lambda: off))
+        found = jnp.maximum(found, lax.cond(_any(is_p_on), top_p_cutoff, lambda: off))
+        # NOTE: other kernels compute the same logits again, and a compiler may contract a product and a sum in one of
+        # them alone. A few units in the last place of slack, or with top-k 1 nothing might be left.
+        return found - jnp.maximum(jnp.abs(peak), jnp.abs(found)) * jnp.float32(_SLACK)
 
     return lax.cond(_any(is_filtered(top_k, top_p, min_p)), search, lambda: off)
 
