@@ -74,10 +74,10 @@ def test_noise_is_the_counter_hash_of_key_and_id():
 
 @pytest.mark.parametrize("top_k", [0, 1, 3, 50, V, 10 * V])
 def test_cutoffs_keep_what_a_sort_keeps(top_k):
-    logits = random_rows()[[0, 3, 4, 5]]
+    logits = random_rows()[[0, 3, 4]]  # beside +inf nothing has a probability, kept or not
     rows = rows_over(logits, 0, V)
     for top_p, min_p in ((1.0, 0.0), (0.9, 0.0), (0.3, 0.05), (1.0, 1.0)):
-        columns = [jnp.full((4, 1), value) for value in (jnp.int32(top_k), jnp.float32(top_p), jnp.float32(min_p))]
+        columns = [jnp.full((3, 1), value) for value in (jnp.int32(top_k), jnp.float32(top_p), jnp.float32(min_p))]
         cutoff = np.asarray(sweeps.cutoff(rows, *columns))
         for row, own, limit in zip(logits, plain_rows(logits, top_k, top_p, min_p), cutoff[:, 0], strict=True):
             kept = np.minimum(row, np.finfo(np.float32).max) >= limit
