@@ -104,6 +104,7 @@ def _torch_model() -> transformers.LlamaForCausalLM:
                 transform = ours[path].transform_of(index)
                 array = tensor if transform is None else transform(tensor)
                 state[name] = torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
+    assert config.rope is not None
     model = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
             vocab_size=config.vocab_size,
@@ -114,7 +115,7 @@ def _torch_model() -> transformers.LlamaForCausalLM:
             num_key_value_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             max_position_embeddings=config.max_position_embeddings,
-            rms_norm_eps=config.rms_norm_eps,
+            rms_norm_eps=config.norm_eps,
             rope_parameters={"rope_type": "default", "rope_theta": config.rope.theta},
             tie_word_embeddings=config.tie_word_embeddings,
             bos_token_id=config.bos_token_id,

@@ -11,9 +11,11 @@ PADDING_SLOT_ID = -1
 def pool_shape(config: ModelConfig, num_pages: int, block_size: int) -> tuple[int, int, int, int]:
     """[L*P, 2G, S, H]: one array for all layers, so that a loop over layers never slices or copies it.
 
-    Keys are heads [0, G), values [G, 2G). A head's slots lie together: a page is ready to be multiplied as it stands.
+    Keys are heads [0, G), values [G, 2G). A latent cache has one entry a token that is key and value, of the latent's
+    size. A head's slots lie together: a page is ready to be multiplied as it stands.
     """
-    return config.num_layers * num_pages, 2 * config.num_kv_heads, block_size, config.head_dim
+    heads, size = config.cache_heads
+    return config.num_layers * num_pages, heads, block_size, size
 
 
 def slots_of(positions_BT: jax.Array, pages_BM: jax.Array, block_size: int) -> jax.Array:

@@ -27,6 +27,10 @@ class Fields:
         """Whether the file writes the key at all, null included."""
         return key in self._values
 
+    def with_defaults(self, defaults: Mapping[str, Any]) -> "Fields":
+        """The same keys, and those of `defaults` that the file does not write at all."""
+        return Fields({**defaults, **self._values}, self.label)
+
     def raw(self, key: str, default: Any = None) -> Any:
         """The value as it stands, or the default."""
         return self._values[key] if key in self else default
@@ -48,6 +52,10 @@ class Fields:
         if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
             raise self._wrong(key, "a finite number above 0", value)
         return float(value)
+
+    def optional_positive(self, key: str) -> float | None:
+        """A finite number above zero, or None where the key is absent."""
+        return self.positive(key) if key in self else None
 
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""

@@ -1,6 +1,7 @@
 """Host. One pure function that settles every "auto" of a config for one machine and one model, and logs each choice."""
 
 import logging
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -143,9 +144,9 @@ def _implementation(platform: str) -> Literal["reference", "pallas"]:
 
 
 def _token_bytes(models: ModelFacts, item_bytes: int) -> int:
-    """Bytes of one token's keys and values over all layers. A draft's pool has as many pages as the target's."""
+    """Bytes of one token's cache entries over all layers. A draft's pool has as many pages as the target's."""
     return sum(
-        model.num_layers * 2 * model.num_kv_heads * model.head_dim * item_bytes
+        model.num_layers * math.prod(model.cache_heads) * item_bytes
         for model in (models.target, models.draft)
         if model is not None
     )

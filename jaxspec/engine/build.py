@@ -92,10 +92,11 @@ def build(
         resolved, draft_checkpoint.config if draft_checkpoint else None, custom_proposer
     )
     drafting = resolved.speculative_config
-    family = family_of(checkpoint.config.family)
+    model = checkpoint.config.for_run(resolved.max_model_len)
+    family = family_of(model.family)
     target = Target(
         at_highest_precision(family) if resolved.exact else family,
-        checkpoint.config,
+        model,
         # Without speculation as under "coupled": a seed then gives one text, whoever drafts.
         drafting.rejection_sample_method if drafting is not None else "coupled",
         resolved.implementation,
@@ -110,8 +111,8 @@ def build(
     state = initial_state(
         max_rows=resolved.max_num_seqs,
         max_model_len=resolved.max_model_len,
-        vocab_size=checkpoint.config.vocab_size,
-        pool=jnp.zeros(pool_shape(checkpoint.config, resolved.num_pages, resolved.block_size), page_dtype),
+        vocab_size=model.vocab_size,
+        pool=jnp.zeros(pool_shape(model, resolved.num_pages, resolved.block_size), page_dtype),
         proposer_state=proposer.init(resolved.max_num_seqs + 1),
         processors=logits_processors,
     )
@@ -219,7 +220,7 @@ def _proposer(
     assert draft is not None
     return draft_model(
         family_of(draft.family),
-        draft,
+        draft.for_run(speculative.max_model_len),
         num_tokens=num_tokens,
         max_model_len=speculative.max_model_len,
         sample_method=speculative.draft_sample_method,

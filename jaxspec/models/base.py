@@ -32,7 +32,8 @@ class Family(NamedTuple):
 
     specs(config, dtype) -> tree of ArraySpec; the weights have its structure.
     name_table(config, source) -> NameTable for source "hf" or "gguf".
-    forward(weights, config, tokens, pool) -> (hidden_BTD after the final norm f32, pool); pool is [L*P, 2G, S, H].
+    forward(weights, config, tokens, pool) -> (hidden_BTD after the final norm f32, pool); pool is shaped as
+        `jaxspec.cache.pages.pool_shape` says, one cache kind a family.
     logits(weights, config, hidden_BTD) -> logits_BTV f32.
     int8_names: last words of the paths of parameters that only `linear` reads, which may then be `Int8Weight`s;
         none means that the family has no int8 form.

@@ -1,19 +1,29 @@
-"""Device. The layers that families share: norms, linear maps, rotary embedding."""
+"""Device. The layers that families share: norms, linear maps, embeddings, gated MLPs and the head."""
 
-import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.config.model import RopeConfig
-from jaxspec.types import Int8Weight
+from jaxspec.types import ArraySpec, Int8Weight
+
+NORM_DTYPE = np.float32  # tiny, and read in float32
 
 
 def rms_norm(x_ND: jax.Array, weight_D: jax.Array, eps: float) -> jax.Array:
     """Root-mean-square norm over the last axis, in float32. Source: Zhang & Sennrich 2019, eq. 4."""
     scale = jax.lax.rsqrt(jnp.mean(jnp.square(x_ND), axis=-1, keepdims=True) + eps)
     return x_ND * scale * weight_D.reshape((1,) * (x_ND.ndim - 1) + weight_D.shape)
+
+
+def layer_norm(x_ND: jax.Array, weight_D: jax.Array, bias_D: jax.Array, eps: float) -> jax.Array:
+    """Mean and variance norm over the last axis, in float32. Source: Ba et al. 2016."""
+    x_ND = x_ND - jnp.mean(x_ND, axis=-1, keepdims=True)
+    scale = jax.lax.rsqrt(jnp.mean(jnp.square(x_ND), axis=-1, keepdims=True) + eps)
+    shape = (1,) * (x_ND.ndim - 1) + weight_D.shape
+    return x_ND * scale * weight_D.reshape(shape) + bias_D.reshape(shape)
 
 
 def linear(x_Ni: jax.Array, weight_oi: jax.Array | Int8Weight, bias_o: jax.Array | None = None) -> jax.Array:
@@ -39,32 +49,36 @@ def linear(x_Ni: jax.Array, weight_oi: jax.Array | Int8Weight, bias_o: jax.Array
     return out_No if bias_o is None else out_No + bias_o.astype(jnp.float32)[None, :]
 
 
-def rope_frequencies(rope: RopeConfig, head_dim: int) -> np.ndarray:
-    """Inverse frequencies f32[head_dim / 2], scaled by the config's rule.
-
-    Source: Su et al. 2021; "llama3" is the wavelength rule of Llama 3.1's release.
-    """
-    inv = rope.theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
-    if rope.divisors is not None:
-        inv = inv / np.asarray(rope.divisors, np.float64)
-    if rope.kind == "linear":
-        inv = inv / rope.factor
-    elif rope.kind == "llama3":
-        wavelength = 2 * math.pi / inv
-        original = rope.original_max_position_embeddings
-        smooth = (original / wavelength - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-        smooth = np.clip(smooth, 0.0, 1.0)
-        inv = (1 - smooth) * inv / rope.factor + smooth * inv
-    return inv.astype(np.float32)
+def embed(table_VD: jax.Array, token_ids_BT: jax.Array) -> jax.Array:
+    """Rows of a table, f32[B, T, D]."""
+    # The barrier ties the table to the ids: XLA on CPU looks bfloat16 rows up in a converted table, and would convert
+    # the whole of it ahead of any loop that it does not vary in, such as a drafter's steps.
+    table_VD, token_ids_BT = jax.lax.optimization_barrier((table_VD, token_ids_BT))
+    return table_VD[token_ids_BT].astype(jnp.float32)
 
 
-def rope_tables(positions_BT: jax.Array, frequencies: np.ndarray) -> tuple[jax.Array, jax.Array]:
-    """cos and sin, f32[B, T, 1, H/2], to be shared by all layers and heads."""
-    angle = positions_BT.astype(jnp.float32)[:, :, None, None] * jnp.asarray(frequencies)[None, None, None, :]
-    return jnp.cos(angle), jnp.sin(angle)
+def mlp_specs(hidden_size: int, intermediate_size: int, dtype: Any, *, with_bias: bool) -> dict[str, ArraySpec]:
+    """A gated MLP; gate and up are fused along out."""
+    D, F = hidden_size, intermediate_size
+    tree = {
+        "gate_up": ArraySpec((2 * F, D), dtype, ("ffn", "embed")),
+        "down": ArraySpec((D, F), dtype, ("embed", "ffn")),
+    }
+    if with_bias:
+        tree["gate_up_bias"] = ArraySpec((2 * F,), dtype, ("ffn",))
+        tree["down_bias"] = ArraySpec((D,), dtype, ("embed",))
+    return tree
 
 
-def apply_rope(x_BTQH: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotate pairs (j, j + H/2), the half-split convention."""
-    first, second = jnp.split(x_BTQH, 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+def gated_mlp(
+    w: Mapping[str, jax.Array], x_ND: jax.Array, activation: Callable[[jax.Array], jax.Array] = jax.nn.silu
+) -> jax.Array:
+    """down(activation(gate x) * up x)."""
+    gate_up = linear(x_ND, w["gate_up"], w.get("gate_up_bias"))
+    F = gate_up.shape[1] // 2
+    return linear(activation(gate_up[:, :F]) * gate_up[:, F:], w["down"], w.get("down_bias"))
+
+
+def gelu_tanh(x: jax.Array) -> jax.Array:
+    """GELU in its tanh form."""
+    return jax.nn.gelu(x, approximate=True)

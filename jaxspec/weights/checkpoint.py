@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxspec.config.fields import read_json
-from jaxspec.config.gguf import ROPE_DIVISORS_NAME, model_config_from_gguf
+from jaxspec.config.gguf import ROPE_TENSORS, model_config_from_gguf
 from jaxspec.config.hf import model_config_from_hf
 from jaxspec.config.model import ModelConfig
 from jaxspec.errors import WeightsError
@@ -116,10 +116,12 @@ def _open_gguf(path: Path) -> Checkpoint:
     reader = GgufReader(path)
     try:
         shapes = {name: info.shape for name, info in reader.tensors.items()}
-        divisors = reader.read(ROPE_DIVISORS_NAME, np.dtype(np.float32)) if ROPE_DIVISORS_NAME in shapes else None
-        config = model_config_from_gguf(
-            reader.metadata, shapes, None if divisors is None else divisors.reshape(-1).tolist()
-        )
+        rope_tensors = {
+            name: reader.read(name, np.dtype(np.float32)).reshape(-1).tolist()
+            for name in ROPE_TENSORS
+            if name in shapes
+        }
+        config = model_config_from_gguf(reader.metadata, shapes, rope_tensors)
         return Checkpoint(config.model_copy(update={"dtype": main_dtype(reader)}), reader, "gguf", path)
     except Exception:
         reader.close()

@@ -108,7 +108,7 @@ def hf_configs(config: ModelConfig, tensor_names: Mapping[str, TensorInfo]) -> t
         "num_key_value_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
         "max_position_embeddings": config.max_position_embeddings,
-        "rms_norm_eps": config.rms_norm_eps,
+        "rms_norm_eps": config.norm_eps,
         "vocab_size": config.vocab_size,
         "hidden_act": "silu",
         "tie_word_embeddings": config.tie_word_embeddings,
@@ -133,7 +133,9 @@ def hf_configs(config: ModelConfig, tensor_names: Mapping[str, TensorInfo]) -> t
     return values, generation
 
 
-def _rope_values(rope: RopeConfig, head_dim: int) -> dict[str, Any]:
+def _rope_values(rope: RopeConfig | None, head_dim: int) -> dict[str, Any]:
+    if rope is None:
+        raise WeightsError(f"learned positions cannot be written to config.json yet; {REMEDY}")
     scaling: dict[str, Any] | None = None
     if rope.divisors is not None:
         scaling = {"rope_type": "llama3", "factor": _llama3_factor(rope, head_dim), **_LLAMA3}

@@ -1,5 +1,6 @@
 """Host. Fills a model's parameters from a checkpoint, strictly: all of them, exactly, and nothing left over."""
 
+import logging
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,6 +13,8 @@ from jaxspec.errors import WeightsError
 from jaxspec.types import ArraySpec
 from jaxspec.weights.names import NameTable, TensorSource
 from jaxspec.weights.reader import Reader, TensorInfo
+
+logger = logging.getLogger(__name__)
 
 Put = Callable[[np.ndarray, str], Any]
 MAX_LISTED = 40  # problems of one kind spelled out; a wrong checkpoint has thousands
@@ -84,9 +87,9 @@ def check(reader: Reader, specs: Any, table: NameTable) -> list[str]:
         elif any(_kind(info.dtype) != _kind(np.dtype(spec.dtype)) for info in infos):
             misshaped.append(f"{described} cannot fill {path}, which is {np.dtype(spec.dtype)}")
     missing += [f"no parameter (for the source of {path})" for path in table.sources if path not in flat_specs]
-    patterns = [re.compile(pattern) for pattern in table.ignored]
     unused = [name for name in reader.tensors if name not in used]
-    ignored = {name: None for name in unused if any(pattern.fullmatch(name) for pattern in patterns)}
+    unread = {pattern: [name for name in unused if re.fullmatch(pattern, name)] for pattern in table.ignored}
+    ignored = dict.fromkeys(name for names in unread.values() for name in names)
     unexpected = [f"{name} {list(reader.tensors[name].shape)}" for name in unused if name not in ignored]
     found = (("missing", missing), ("unexpected", unexpected), ("misshaped", misshaped))
     problems = [f"{kind}: {_listed(items)}" for kind, items in found if items]
@@ -96,6 +99,9 @@ def check(reader: Reader, specs: Any, table: NameTable) -> list[str]:
             + "\n  ".join(problems)
             + "\nuse a config and weights of the same model, or fetch the checkpoint again"
         )
+    for pattern, names in unread.items():
+        if names:
+            logger.info("left unread, not part of this model: %d tensors %s (%s, ...)", len(names), pattern, names[0])
     return list(ignored)
 
 

@@ -1,5 +1,7 @@
 """Host. GGUF metadata → ModelConfig."""
 
+import math
+
 import pytest
 
 from jaxspec.config.gguf import model_config_from_gguf
@@ -27,12 +29,13 @@ SHAPES = {"token_embd.weight": (96, 32), "output.weight": (96, 32)}
 def read(changes=(), shapes=SHAPES, divisors=None, arch="llama"):
     metadata = METADATA | dict(changes)
     metadata = {key.replace("llama.", f"{arch}.", 1): value for key, value in metadata.items() if value is not ...}
-    return model_config_from_gguf(metadata | {"general.architecture": arch}, shapes, divisors)
+    rope_tensors = {} if divisors is None else {"rope_freqs.weight": divisors}
+    return model_config_from_gguf(metadata | {"general.architecture": arch}, shapes, rope_tensors)
 
 
 def test_fields():
     model = read()
-    assert model.model_dump() == {
+    assert model.model_dump(exclude_defaults=True) == {
         "family": "llama",
         "model_type": "llama",
         "vocab_size": 96,
@@ -43,26 +46,11 @@ def test_fields():
         "num_kv_heads": 2,
         "head_dim": 8,
         "max_position_embeddings": 512,
-        "rms_norm_eps": 1e-5,
-        "rope": {
-            "theta": 5e5,
-            "kind": "default",
-            "factor": 1.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 0,
-            "divisors": None,
-        },
+        "norm_eps": 1e-5,
+        "rope": {"theta": 5e5, "is_interleaved": True},
         "sliding_window_layers": (None, None),
-        "qkv_bias": False,
-        "o_bias": False,
-        "mlp_bias": False,
-        "qk_norm": False,
-        "tie_word_embeddings": False,
         "bos_token_id": 1,
         "eos_token_ids": (2,),
-        "pad_token_id": None,
-        "dtype": "float32",
     }
 
 
@@ -103,10 +91,11 @@ def test_every_end_id():
         *(({key: ...}, SHAPES, None, [key]) for key in METADATA
           if key.startswith("llama.") and key.split(".")[-1] not in
           ("head_count_kv", "freq_base", "dimension_count", "vocab_size")),
-        ({"llama.expert_count": 8}, SHAPES, None, ["experts", "8"]),
+        ({"llama.expert_count": 8}, SHAPES, None, ["llama.expert_count", "router"]),
+        ({"llama.expert_count": 8}, SHAPES | {"blk.0.ffn_gate_inp.weight": (8, 32)}, None, ["ffn_gate_exps", "stack"]),
         ({"llama.rope.dimension_count": 4}, SHAPES, None, ["rope.dimension_count", "4", "8"]),
         ({"llama.attention.value_length": 16}, SHAPES, None, ["value_length", "16"]),
-        ({"llama.rope.scaling.type": "yarn"}, SHAPES, None, ["yarn", "linear"]),
+        ({"llama.rope.scaling.type": "axial"}, SHAPES, None, ["axial", "linear"]),
         ({"llama.vocab_size": 97}, SHAPES, None, ["96", "97"]),
         ({"tokenizer.ggml.tokens": ["x"] * 100}, SHAPES, None, ["96", "100"]),
         ({}, {}, None, ["token_embd.weight"]),
@@ -125,6 +114,53 @@ def test_refusals_name_what_is_wrong(changes, shapes, divisors, words):
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
+def test_a_cache_that_cannot_rewind_is_refused_by_name():
+    with pytest.raises(ConfigError, match=r"'qwen3next'.*recurrent.*rewind"):
+        read({"llama.ssm.state_size": 16}, arch="qwen3next")
+
+
 def test_unsupported_architecture_lists_the_supported():
-    with pytest.raises(ConfigError, match=r"'gemma2'.*llama, qwen2, qwen3"):
-        read(arch="gemma2")
+    with pytest.raises(ConfigError, match=r"'mamba'.*llama, qwen2, qwen3"):
+        read(arch="mamba")
+
+
+PHI3 = {"llama.rope.dimension_count": 6, "llama.rope.scaling.original_context_length": 128}
+FACTORS = {"rope_factors_long.weight": [2.0, 3.0, 4.0], "rope_factors_short.weight": [1.0, 1.0, 1.5]}
+
+
+def test_longrope_lives_in_its_tensors():
+    metadata = {key.replace("llama.", "phi3."): value for key, value in (METADATA | PHI3).items()}
+    shapes = SHAPES | dict.fromkeys(FACTORS, (3,))
+    rope = model_config_from_gguf(metadata | {"general.architecture": "phi3"}, shapes, FACTORS).rope
+    assert (rope.divisors, rope.short_divisors) == ((2.0, 3.0, 4.0), (1.0, 1.0, 1.5))
+    assert (rope.partial_factor, rope.original_max_position_embeddings) == (0.75, 128)
+    assert rope.attention_factor == pytest.approx((1 + math.log(4) / math.log(128)) ** 0.5)
+
+
+EXPERTS = {"blk.1.ffn_gate_inp.weight": (8, 32), "blk.1.ffn_gate_exps.weight": (8, 12, 32)}
+
+
+def test_experts_are_where_the_tensors_have_a_router():
+    keys = {"llama.expert_count": 8, "llama.expert_used_count": 2}
+    mixtral = read(keys, SHAPES | EXPERTS)
+    assert (mixtral.family, mixtral.moe.layers, mixtral.moe.intermediate_size) == ("mixtral", (False, True), 12)
+    assert (mixtral.moe.renormalize, mixtral.moe.score, mixtral.moe.shared_intermediate_size) == (True, "softmax", 0)
+    more = {"blk.1.exp_probs_b.bias": (8,), "blk.1.ffn_gate_shexp.weight": (20, 32)}
+    glm = read(keys | {"llama.rope.dimension_count": 4, "llama.nextn_predict_layers": 1, "llama.block_count": 3},
+               SHAPES | EXPERTS | more, arch="glm4moe")  # fmt: skip
+    assert (glm.num_layers, glm.num_mtp_layers, glm.rope.partial_factor) == (2, 1, 0.5)
+    assert (glm.moe.score, glm.moe.has_correction_bias, glm.moe.shared_intermediate_size) == ("sigmoid", True, 20)
+
+
+def test_gemma_windows_scales_and_caps():
+    keys = {"llama.attention.sliding_window": 8, "llama.block_count": 3}
+    gemma2 = read(keys, arch="gemma2")
+    assert gemma2.sliding_window_layers == (8, None, 8)
+    assert (gemma2.attention_softcap, gemma2.logit_softcap) == (50.0, 30.0)
+    gemma3 = read(keys | {"llama.attention.sliding_window_pattern": [True, True, False]}, arch="gemma3")
+    assert gemma3.sliding_window_layers == (8, 8, None)
+    assert (gemma3.attention_softcap, gemma3.local_rope.theta, gemma3.rope.theta) == (None, 1e4, 5e5)
+    assert gemma3.attention_scale == 8**-0.5
+    large = read(keys | {"llama.block_count": 46, "llama.attention.key_length": 16, "llama.rope.dimension_count": 16},
+                 arch="gemma2")  # fmt: skip
+    assert large.attention_scale == (32 / 4) ** -0.5  # the one of 27 billion: by hidden size and heads

@@ -16,7 +16,7 @@ TPU = HardwareFacts("tpu", 16 * GIB, "abc123", "/home/me/.cache")
 # SmolLM2-135M's shape.
 SMOL = ModelConfig(
     family="llama", model_type="llama", vocab_size=49152, hidden_size=576, intermediate_size=1536, num_layers=30,
-    num_heads=9, num_kv_heads=3, head_dim=64, max_position_embeddings=2048, rms_norm_eps=1e-5, rope=RopeConfig(),
+    num_heads=9, num_kv_heads=3, head_dim=64, max_position_embeddings=2048, norm_eps=1e-5, rope=RopeConfig(),
     sliding_window_layers=(None,) * 30, dtype="bfloat16",
 )  # fmt: skip
 MODELS = ModelFacts(SMOL, 135_000_000)

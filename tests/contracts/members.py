@@ -22,6 +22,21 @@ from tests.lossless.replay import replay_proposer
 V, K, MAX_LEN, PAGE_SIZE, ROWS = 20, 3, 24, 4, 3
 NUM_PAGES = ROWS * MAX_LEN // PAGE_SIZE
 
+# Golden folders that stand for the families in suites that run every one: a folder for each way a family can go.
+FAMILY_MEMBERS = [
+    "llama31",
+    "mistral-swa",
+    "phi3-longrope",
+    "gemma2",
+    "gemma3-text",
+    "gpt2",
+    "mixtral",
+    "qwen3-moe",
+    "glm4-moe-mtp",
+    "deepseek-v3-mtp",
+    "ernie4-5-moe",
+]
+
 CONFIG = model_config_from_hf(
     {
         "architectures": ["LlamaForCausalLM"],

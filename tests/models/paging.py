@@ -28,9 +28,10 @@ def load_model(path):
 class Pager:
     """Rows of one model in one pool. `feed` may be called with any cut of the rows' tokens."""
 
-    def __init__(self, path, *, num_rows, max_len, page_size, seed=0, quick=True):
-        """quick: compile without XLA's optimizations, for models that are small."""
-        self.family, self.config, self.weights = load_model(path)
+    def __init__(self, path, *, num_rows, max_len, page_size, seed=0, quick=True, for_run=10**6):
+        """quick: compile without XLA's optimizations, for models that are small; for_run: the run's longest text."""
+        self.family, config, self.weights = load_model(path)
+        self.config = config.for_run(for_run)
         self.page_size = page_size
         num_pages = -(-max_len // page_size)
         # Twice the pages needed, so that most of the pool stays NaN; two more columns that hold no page.

@@ -11,6 +11,13 @@ from tests.serve.fake import CHAT_TEMPLATE, LETTERS, letter_tokenizer
 TINY = Path(__file__).resolve().parent.parent / "data" / "goldens" / "tiny"
 
 
+def _kinds(folder: Path) -> list[str]:
+    return json.loads((folder / "case.json").read_text())["kind"].split("+")
+
+
+TARGETS = [folder.name for folder in sorted(TINY.iterdir()) if "target" in _kinds(folder)]
+
+
 def write_llama(
     folder: Path,
     *,

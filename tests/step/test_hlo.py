@@ -2,7 +2,6 @@
 
 import functools
 import math
-import re
 
 import jax
 import pytest
@@ -11,6 +10,7 @@ from jaxspec.step import pack, rounds
 from jaxspec.types import ArraySpec
 from tests.lossless.engines import draft_model, make_engine, ngram
 from tests.oracle.folders import write_llama
+from tests.oracle.hlo import large_moves
 
 # Sizes that no activation has: every weight's count of elements holds the prime 11, the pool's 23.
 VOCAB, HIDDEN, FFN, NUM_PAGES, PAGE_SIZE = 61, 44, 52, 23, 4
@@ -61,27 +61,6 @@ def large_sizes(engine):
     sizes[engine.core.state.pool.size] = "the page pool"
     assert all(size % 11 == 0 or size % 23 == 0 for size in sizes)
     return sizes
-
-
-MOVE = re.compile(r"(ROOT )?%(\S+) = \(?\w+\[([\d,]+)\]\S* (?:copy|copy-start|convert|transpose|bitcast-convert)\(")
-
-
-def large_moves(hlo, sizes):
-    """Every instruction that writes a pool or a weight anew. Inside a fusion only what it returns is written: a gather
-    that converts what it reads holds a convert of the whole table, and computes the gathered rows alone."""
-    fused = set(re.findall(r"fusion\(.*calls=%([\w.-]+)", hlo))
-    found = []
-    for computation in re.split(r"\n(?=\S)", hlo):
-        name = re.match(r"(?:ENTRY )?%([\w.-]+)", computation)
-        root = re.search(r"ROOT .* tuple\(.*", computation)
-        returned = re.findall(r"%[\w.-]+", root[0]) if root else []
-        for line in computation.splitlines():
-            move = MOVE.search(line)
-            if move is None or math.prod(map(int, move[3].split(","))) not in sizes:
-                continue
-            if name is None or name[1] not in fused or move[1] or f"%{move[2]}" in returned:
-                found.append(line.strip()[:160])
-    return found
 
 
 def test_a_round_copies_neither_pool_nor_weight(engine):

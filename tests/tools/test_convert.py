@@ -95,9 +95,9 @@ def test_a_gguf_file_becomes_the_folder_it_came_from(golden, arch, tmp_path):
     assert any("no tokenizer is written" in note for note in done.notes)
     with open_checkpoint(tmp_path / "out") as found, open_checkpoint(TINY / golden) as wanted:
         # This file has no such keys; and it holds the epsilon in float32.
-        ignored = {"bos_token_id", "eos_token_ids", "pad_token_id", "rms_norm_eps"}
+        ignored = {"bos_token_id", "eos_token_ids", "pad_token_id", "norm_eps"}
         assert found.config.model_dump(exclude=ignored) == wanted.config.model_dump(exclude=ignored)
-        assert found.config.rms_norm_eps == pytest.approx(wanted.config.rms_norm_eps, rel=1e-6)
+        assert found.config.norm_eps == pytest.approx(wanted.config.norm_eps, rel=1e-6)
 
 
 def test_llama_3_divisors_become_the_numbers_they_come_from(tmp_path):

@@ -75,7 +75,7 @@ def test_a_target(tmp_path):
     ("config", "words"),
     [
         ({"num_hidden_layers": 4}, ["missing", "model.layers.3"]),
-        ({"model_type": "qwen3_next", "architectures": ["Qwen3NextForCausalLM"]}, ["Qwen3NextForCausalLM"]),
+        ({"model_type": "qwen3_next", "architectures": ["Qwen3NextForCausalLM"]}, ["qwen3_next", "rewind"]),
         ({"quantization_config": {"quant_method": "awq"}}, ["awq"]),
     ],
 )

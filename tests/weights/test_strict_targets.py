@@ -1,6 +1,7 @@
 """Host. Golden folders, mutated: each loads as it should, or fails with one error that names key and shape."""
 
 import json
+import re
 import shutil
 
 import jax.numpy as jnp
@@ -105,3 +106,18 @@ def test_random_bytes_in_the_head_never_half_load_a_model(mutate):
         except JaxspecError:
             num_errors += 1
     assert num_errors > 50
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern"),
+    [
+        ("deepseek-v3-mtp", r"model\.layers\.3\."),
+        ("glm4-moe-mtp", r"model\.layers\.2\."),
+        ("qwen3-body-next-mtp", r"mtp\."),
+        ("gpt2", r"attn\.(masked_)?bias"),
+    ],
+)
+def test_what_a_target_leaves_to_its_drafter_is_said(tiny_goldens, caplog, name, pattern):
+    with caplog.at_level("INFO", logger="jaxspec.weights.load"):
+        load_folder(tiny_goldens / name)
+    assert any("left unread" in line and re.search(pattern, line.replace("\\", "")) for line in caplog.messages)

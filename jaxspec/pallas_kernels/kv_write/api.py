@@ -5,12 +5,12 @@ from jaxtyping import Array, Float, Int
 
 
 def kv_write(
-    pool_PGSH: Float[Array, "P G2 S H"], kv_NGH: Float[Array, "N G2 H"], slots_N: Int[Array, " N"]
-) -> Float[Array, "P G2 S H"]:
+    pool_PGSH: Float[Array, "P heads S H"], kv_NGH: Float[Array, "N heads H"], slots_N: Int[Array, " N"]
+) -> Float[Array, "P heads S H"]:
     """Write one entry a token; a negative slot writes nothing.
 
     Args:
-        pool_PGSH: the page pool; keys are heads [0, G), values heads [G, 2G).
+        pool_PGSH: the page pool; keys are heads [0, G), values heads [G, 2G), or one head is a latent.
         kv_NGH: the new entries, cast to the pool's dtype.
         slots_N: i32, page * S + offset within the page, or negative to drop the entry.
 
@@ -18,10 +18,12 @@ def kv_write(
         The pool, the same shape and dtype.
     """
     num_pages, num_heads, page_size, _ = pool_PGSH.shape
+    if num_heads * slots_N.shape[0] == 1:
+        kv_NGH, slots_N = jnp.pad(kv_NGH, ((0, 1), (0, 0), (0, 0))), jnp.pad(slots_N, (0, 1), constant_values=-1)
     # Negative indices would wrap to the last page, so they are sent past the end, where mode="drop" ignores them.
     page_N1 = jnp.where(slots_N < 0, num_pages, slots_N // page_size)[:, None]
     head_1G = jnp.arange(num_heads, dtype=jnp.int32)[None, :]
     offset_N1 = (slots_N % page_size)[:, None]
-    # NOTE: one entry for each head, so never a scatter of a single one, which XLA would turn into a guarded slice
-    # update; CPU copies the whole pool for that.
+    # NOTE: one entry for each head and never a scatter of a single one (see the padding above), which XLA would turn
+    # into a guarded slice update; CPU copies the whole pool for that.
     return pool_PGSH.at[page_N1, head_1G, offset_N1].set(kv_NGH.astype(pool_PGSH.dtype), mode="drop")

@@ -11,33 +11,47 @@ Implementation = Literal["auto", "reference", "pallas"]
 
 def paged_attention(
     q_BTQH: Float[Array, "B T Q H"],
-    pool_PGSH: Float[Array, "P G2 S H"],
+    pool_PGSH: Float[Array, "P heads S H"],
     pages_BM: Int[Array, "B M"],
     positions_BT: Int[Array, "B T"],
     *,
     scale: float,
     window: int | None = None,
+    softcap: float | None = None,
+    value_size: int | None = None,
     implementation: Implementation = "auto",
-) -> Float[Array, "B T Q H"]:
+) -> Float[Array, "B T Q U"]:
     """Causal attention of each query over the keys of its own row.
 
     Args:
         q_BTQH: queries, rotary embedding applied.
         pool_PGSH: the page pool holding keys (heads [0, G)) and values (heads [G, 2G)) of every row, the queries'
-            own tokens included. Query head q reads key head q // (Q / G).
+            own tokens included; or, where value_size is given, G heads that are both. Query head q reads key head
+            q // (Q / G).
         pages_BM: i32, page ids of each row in order of position; negative where the row has no page.
         positions_BT: i32, absolute position of each query, -1 for padding (its output is finite and meaningless).
         scale: multiplies the scores.
         window: a key is visible iff 0 <= query - key < window; None means every earlier key.
+        softcap: scaled scores become softcap * tanh(score / softcap); None leaves them.
+        value_size: of a latent cache, whose keys' first value_size features are its values.
         implementation: "auto" and "reference" run the blockwise form; there is no Pallas body yet.
 
     Returns:
-        f32[B, T, Q, H].
+        f32[B, T, Q, H], of a latent cache f32[B, T, Q, value_size].
     """
     _, _, num_query_heads, head_size = q_BTQH.shape
-    num_kv_heads = pool_PGSH.shape[1] // 2
-    if pool_PGSH.shape[3] != head_size or num_query_heads % num_kv_heads:
-        raise ValueError(f"paged_attention: {q_BTQH.shape=} does not fit {pool_PGSH.shape=}")
+    num_kv_heads = pool_PGSH.shape[1] // (2 if value_size is None else 1)
+    if pool_PGSH.shape[3] != head_size or num_query_heads % num_kv_heads or (value_size or 1) > head_size:
+        raise ValueError(f"paged_attention: {q_BTQH.shape=} does not fit {pool_PGSH.shape=} with {value_size=}")
     if implementation == "pallas":
         raise NotImplementedError("paged_attention has no Pallas body yet; use implementation='auto'")
-    return paged_attention_reference(q_BTQH, pool_PGSH, pages_BM, positions_BT, scale=scale, window=window)
+    return paged_attention_reference(
+        q_BTQH,
+        pool_PGSH,
+        pages_BM,
+        positions_BT,
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        value_size=value_size,
+    )

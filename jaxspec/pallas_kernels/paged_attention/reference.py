@@ -7,13 +7,17 @@ _BLOCK_TOKENS = 64  # at least; measured on CPU: 64 and 128 are alike, 256 and t
 _MASKED = -1e30  # finite, so that a row with no visible key gives zeros and not NaN
 
 
-def paged_attention_reference(q_BTQH, pool_PGSH, pages_BM, positions_BT, *, scale, window):
+def paged_attention_reference(
+    q_BTQH, pool_PGSH, pages_BM, positions_BT, *, scale, window, softcap=None, value_size=None
+):
     """The loop's length is the longest row's, so short contexts cost little whatever the table's width.
 
     A block that lies wholly past a row's length adds exact zeros to it: a row never depends on its neighbours.
+    U is the size of a value.
     """
     B, T, Q, H = q_BTQH.shape
-    G, S = pool_PGSH.shape[1] // 2, pool_PGSH.shape[2]
+    heads, S = pool_PGSH.shape[1:3]
+    G, U = (heads // 2, H) if value_size is None else (heads, value_size)
     pages_per_block = max(1, _BLOCK_TOKENS // S)
     M = -(-pages_BM.shape[1] // pages_per_block) * pages_per_block
     block_tokens = pages_per_block * S
@@ -27,24 +31,27 @@ def paged_attention_reference(q_BTQH, pool_PGSH, pages_BM, positions_BT, *, scal
     last_B1 = jnp.max(positions_BT, axis=1, keepdims=True)
 
     def block(i, carry):
-        max_BGR, sum_BGR, out_BGRH = carry
+        max_BGR, sum_BGR, out_BGRU = carry
         ids = jax.lax.dynamic_slice_in_dim(pages_BM, i * pages_per_block, pages_per_block, axis=1)
-        # [B, pages, 2G, S, H]; with one page a block the transposition is none.
-        kv = pool_PGSH[ids].transpose(0, 2, 1, 3, 4).reshape(B, 2 * G, block_tokens, H)
+        # [B, pages, heads, S, H]; with one page a block the transposition is none.
+        kv = pool_PGSH[ids].transpose(0, 2, 1, 3, 4).reshape(B, heads, block_tokens, H)
+        v = kv[:, G:] if value_size is None else kv[..., :U]
         key_position_1S = (i * block_tokens + jnp.arange(block_tokens, dtype=jnp.int32))[None, :]
         distance_BRS = position_BR[:, :, None] - key_position_1S[:, None, :]
         visible_BRS = distance_BRS >= 0
         if window is not None:
             visible_BRS &= distance_BRS < window
         # Slots past the row's last token may hold anything, NaN included; 0 * NaN would spread it.
-        v = jnp.where((key_position_1S <= last_B1)[:, None, :, None], kv[:, G:], jnp.zeros((), kv.dtype))
+        v = jnp.where((key_position_1S <= last_B1)[:, None, :, None], v, jnp.zeros((), kv.dtype))
         scores = jnp.einsum("bgrh,bgsh->bgrs", q_BGRH, kv[:, :G], preferred_element_type=jnp.float32)
+        if softcap is not None:
+            scores = softcap * jnp.tanh(scores / softcap)
         scores = jnp.where(visible_BRS[:, None], scores, _MASKED)
         new_max = jnp.maximum(max_BGR, jnp.max(scores, axis=-1))
         weight = jnp.where(visible_BRS[:, None], jnp.exp(scores - new_max[..., None]), 0.0)
         decay = jnp.exp(max_BGR - new_max)
         value = jnp.einsum("bgrs,bgsh->bgrh", weight.astype(v.dtype), v, preferred_element_type=jnp.float32)
-        return new_max, sum_BGR * decay + jnp.sum(weight, axis=-1), out_BGRH * decay[..., None] + value
+        return new_max, sum_BGR * decay + jnp.sum(weight, axis=-1), out_BGRU * decay[..., None] + value
 
     first = 0
     if window is not None:
@@ -54,8 +61,8 @@ def paged_attention_reference(q_BTQH, pool_PGSH, pages_BM, positions_BT, *, scal
     carry = (
         jnp.full((B, G, R), _MASKED, jnp.float32),
         jnp.zeros((B, G, R), jnp.float32),
-        jnp.zeros((B, G, R, H), jnp.float32),
+        jnp.zeros((B, G, R, U), jnp.float32),
     )
-    _, sum_BGR, out_BGRH = jax.lax.fori_loop(first, end, block, carry)
-    out_BGRH = out_BGRH / jnp.maximum(sum_BGR, 1e-30)[..., None]
-    return out_BGRH.reshape(B, G, Q // G, T, H).transpose(0, 3, 1, 2, 4).reshape(B, T, Q, H)
+    _, sum_BGR, out_BGRU = jax.lax.fori_loop(first, end, block, carry)
+    out_BGRU = out_BGRU / jnp.maximum(sum_BGR, 1e-30)[..., None]
+    return out_BGRU.reshape(B, G, Q // G, T, U).transpose(0, 3, 1, 2, 4).reshape(B, T, Q, U)

@@ -1,0 +1,117 @@
+"""Device. Attention over the page pool: one way in for full, sliding-window and latent caches, and the grouped-query
+block most families share."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxspec.config.model import ModelConfig
+from jaxspec.models.base import Tokens
+from jaxspec.models.layers import NORM_DTYPE, linear, rms_norm
+from jaxspec.models.rope import Rotation, apply_rope
+from jaxspec.pallas_kernels.kv_write import kv_write
+from jaxspec.pallas_kernels.paged_attention import paged_attention
+from jaxspec.types import ArraySpec
+
+
+@struct.dataclass
+class Place:
+    """Where one layer finds the tokens of a pass."""
+
+    tokens: Tokens
+    page_offset: jax.Array  # i32[]: the layer's first page in the pool
+    rotation: Rotation | None = None  # None: the layer turns nothing
+
+
+def attend(
+    q_BTQH: jax.Array,
+    entries_BTGH: jax.Array,
+    pool: jax.Array,
+    place: Place,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    value_size: int | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Write the tokens' cache entries into their slots, then let every query see its row's.
+
+    Args:
+        q_BTQH: queries, turned.
+        entries_BTGH: what the cache keeps of each token: keys, then values (twice the key heads); or, where value_size
+            is given, keys alone, whose first value_size features are the values.
+        pool: [L*P, entries, S, H].
+        place: the tokens and the layer's pages.
+        scale, window, softcap, value_size: as `paged_attention` takes them.
+
+    Returns:
+        f32[B, T, Q, H or value_size], and the pool.
+    """
+    B, T, entries, H = entries_BTGH.shape
+    tokens = place.tokens
+    slot_offset = place.page_offset * pool.shape[2]
+    slots_N = jnp.where(tokens.slots_BT < 0, -1, tokens.slots_BT + slot_offset).reshape(B * T)
+    pool = kv_write(pool, entries_BTGH.reshape(B * T, entries, H), slots_N)
+    pages_BM = jnp.where(tokens.pages_BM < 0, -1, tokens.pages_BM + place.page_offset)
+    out = paged_attention(
+        q_BTQH,
+        pool,
+        pages_BM,
+        tokens.positions_BT,
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        value_size=value_size,
+    )
+    return out, pool
+
+
+def attention_specs(config: ModelConfig, dtype: Any) -> dict[str, ArraySpec]:
+    """Grouped-query attention; q, k and v are fused along out."""
+    D, Q, G, H = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
+    tree = {
+        "qkv": ArraySpec(((Q + 2 * G) * H, D), dtype, ("heads", "embed")),
+        "o": ArraySpec((D, Q * H), dtype, ("embed", "heads")),
+    }
+    if config.qkv_bias:
+        tree["qkv_bias"] = ArraySpec(((Q + 2 * G) * H,), dtype, ("heads",))
+    if config.o_bias:
+        tree["o_bias"] = ArraySpec((D,), dtype, ("embed",))
+    if config.qk_norm:
+        tree["q_norm"] = ArraySpec((H,), NORM_DTYPE, ("head_dim",), 0.0)
+        tree["k_norm"] = ArraySpec((H,), NORM_DTYPE, ("head_dim",), 0.0)
+    return tree
+
+
+def self_attention(
+    w: Mapping[str, jax.Array],
+    x_ND: jax.Array,
+    pool: jax.Array,
+    place: Place,
+    config: ModelConfig,
+    *,
+    window: int | None,
+    layer_scale: float = 1.0,
+) -> tuple[jax.Array, jax.Array]:
+    """Grouped-query attention of normed tokens: (out_ND, pool). layer_scale: times the config's scale of scores."""
+    Q, G, H = config.num_heads, config.num_kv_heads, config.head_dim
+    B, T = place.tokens.token_ids_BT.shape
+    qkv = linear(x_ND, w["qkv"], w.get("qkv_bias"))
+    q, k, v = jnp.split(qkv.reshape(B, T, Q + 2 * G, H), [Q, Q + G], axis=2)
+    if config.qk_norm:
+        q, k = rms_norm(q, w["q_norm"], config.norm_eps), rms_norm(k, w["k_norm"], config.norm_eps)
+    if place.rotation is not None:
+        q, k = apply_rope(q, place.rotation), apply_rope(k, place.rotation)
+    out, pool = attend(
+        q,
+        jnp.concatenate([k, v], axis=2),
+        pool,
+        place,
+        scale=layer_scale * (H**-0.5 if config.attention_scale is None else config.attention_scale),
+        window=window,
+        softcap=config.attention_softcap,
+    )
+    return linear(out.reshape(B * T, Q * H), w["o"], w.get("o_bias")), pool
