@@ -2,7 +2,6 @@
 
 import argparse
 import difflib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -11,6 +10,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from jaxspec.config.base import StrictConfig, describe, reject_unknown
+from jaxspec.config.methods import METHODS, canonical_method
 from jaxspec.errors import ConfigError
 
 Config = TypeVar("Config", bound=StrictConfig)
@@ -53,7 +53,15 @@ def add_flags(parser: argparse.ArgumentParser, kinds: Sequence[type[StrictConfig
     if any("speculative_config" in kind.model_fields for kind in kinds):
         group = parser.add_argument_group("shorthands for keys of --speculative-config")
         for flag, key in SPECULATIVE_FLAGS.items():
-            group.add_argument(flag, dest=f"speculative.{key}", default=argparse.SUPPRESS, metavar="VALUE", help=key)
+            group.add_argument(
+                flag,
+                dest=f"speculative.{key}",
+                default=argparse.SUPPRESS,
+                metavar="VALUE",
+                help=f"{key}: {', '.join(METHODS)}" if key == "method" else key,
+                type=canonical_method if key == "method" else str,
+                choices=list(METHODS) if key == "method" else None,
+            )
 
 
 def parse_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
@@ -113,9 +121,11 @@ def _value(kind: type[StrictConfig], name: str, text: str) -> Any:
         return None
     if name == "speculative_config":
         try:
-            return json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"{_flag(name)} must be JSON ({error}), got {text!r}; quote it for the shell") from None
+            return yaml.safe_load(text)  # of which JSON is a part
+        except yaml.YAMLError as error:
+            raise ConfigError(
+                f"{_flag(name)} must be JSON or a YAML block ({error}), got {text!r}; quote it for the shell"
+            ) from None
     try:
         # Lax, since flags are text; the config's own strict check and its bounds come after.
         return TypeAdapter(field.rebuild_annotation()).validate_python(text, strict=False)

@@ -7,11 +7,20 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from jaxspec.config.detect import (
+    DraftTokens,
+    settle_draft_max_model_len,
+    settle_draft_tensor_parallel,
+    settle_num_tokens,
+)
 from jaxspec.config.engine import EngineConfig, LogprobsMode
 from jaxspec.config.hardware import HardwareFacts
+from jaxspec.config.methods import METHODS
 from jaxspec.config.model import ModelConfig
 from jaxspec.config.schedule import dense_schedule
-from jaxspec.config.speculative import SpeculativeConfig
+from jaxspec.config.speculative import MAX_SPECULATIVE_TOKENS
+from jaxspec.config.speculative_keys import KEYS
+from jaxspec.config.support import check_built, check_support
 from jaxspec.errors import CapacityError, ConfigError
 
 logger = logging.getLogger(__name__)
@@ -23,12 +32,18 @@ Rule = Literal["standard", "block", "coupled", "synthetic"]
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The models a config is settled for: their descriptions, and how many parameters each has."""
+    """The models a config is settled for: their descriptions, and how many parameters each has.
+
+    method: what the draft's files say they are for, where the config does not say; draft_tokens: how many drafts a row
+    they speak of.
+    """
 
     target: ModelConfig
     num_parameters: int
     draft: ModelConfig | None = None
     num_draft_parameters: int = 0
+    method: str | None = None
+    draft_tokens: DraftTokens | None = None
 
 
 class ResolvedSpeculative(BaseModel):
@@ -36,17 +51,24 @@ class ResolvedSpeculative(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    method: Literal["ngram", "draft_model", "custom"]
+    method: str
     model: str | None
     num_speculative_tokens: int
+    parallel_drafting: bool
+    use_heterogeneous_vocab: bool
     prompt_lookup_min: int
     prompt_lookup_max: int
     prompt_lookup_match: Literal["earliest", "latest"]
+    suffix_decoding_max_tree_depth: int
+    suffix_decoding_max_cached_requests: int
+    suffix_decoding_max_spec_factor: float
+    suffix_decoding_min_token_prob: float
     draft_sample_method: Literal["greedy", "probabilistic"]
     rejection_sample_method: Rule
     synthetic_rates: tuple[float, ...] | None  # how often the first i + 1 drafts are all kept; None: by their logits
     num_speculative_tokens_per_batch_size: tuple[int, ...] | None  # by requests in a step, 0..max_num_seqs
     max_model_len: int
+    draft_tensor_parallel_size: int
 
 
 class ResolvedConfig(BaseModel):
@@ -101,6 +123,8 @@ def resolve(config: EngineConfig, hardware: HardwareFacts, models: ModelFacts) -
     page_bytes = block_size * _token_bytes(models, ITEM_BYTES[kv_cache_dtype])
     most_pages = _pages_in_memory(config, hardware, models, ITEM_BYTES[dtype], page_bytes)
     max_model_len = _max_model_len(config, models.target, most_pages, block_size)
+    speculative = _speculative(config, models, max_model_len, max_num_seqs)
+    is_on_host = speculative is not None and METHODS[speculative.method].is_on_host
     return ResolvedConfig(
         platform=hardware.platform,
         model=config.model,
@@ -115,9 +139,9 @@ def resolve(config: EngineConfig, hardware: HardwareFacts, models: ModelFacts) -
         kv_cache_dtype=kv_cache_dtype,
         num_pages=_num_pages(config, max_num_seqs * -(-max_model_len // block_size), most_pages),
         seed=config.seed,
-        speculative_config=_speculative(config.speculative_config, models, max_model_len, max_num_seqs),
+        speculative_config=speculative,
         rounds_per_batch=(
-            _chose("rounds_per_batch", 1 if on_cpu else 8, hardware.platform)
+            _chose("rounds_per_batch", 1 if on_cpu or is_on_host else 8, hardware.platform)
             if config.rounds_per_batch == "auto"
             else config.rounds_per_batch
         ),
@@ -215,40 +239,64 @@ def _num_pages(config: EngineConfig, wanted: int, most_pages: int) -> int:
 
 
 def _speculative(
-    config: SpeculativeConfig | None, models: ModelFacts, max_model_len: int, max_num_seqs: int
+    config: EngineConfig, models: ModelFacts, max_model_len: int, max_num_seqs: int
 ) -> ResolvedSpeculative | None:
-    if config is None:
+    given = config.speculative_config
+    if given is None:
         return None
-    if config.method == "draft_model" and models.draft is None:
+    method = models.method or given.method or "draft_model"
+    check_built(method)
+    if method == "draft_model" and models.draft is None:
         raise ConfigError("method 'draft_model' needs the draft's description; load its config first")
+    num_tokens = given.num_speculative_tokens
+    if num_tokens is None and METHODS[method].num_tokens == "depth":
+        depth = min(given.suffix_decoding_max_tree_depth, MAX_SPECULATIVE_TOKENS)
+        num_tokens = _chose("num_speculative_tokens", depth, "the suffix tree's depth")
+    elif num_tokens is None and models.draft_tokens is not None:
+        num_tokens = _chose("num_speculative_tokens", models.draft_tokens.num_tokens, "the draft's files")
+    num_tokens = settle_num_tokens(num_tokens, models.draft_tokens)
     draft_limit = models.draft.max_position_embeddings if models.draft else max_model_len
-    if config.max_model_len is not None and config.max_model_len > min(draft_limit, max_model_len):
-        raise ConfigError(
-            f"speculative_config max_model_len={config.max_model_len} must not exceed the draft's {draft_limit} "
-            f"nor the target's {max_model_len}; lower it"
-        )
+    draft_devices = settle_draft_tensor_parallel(given.draft_tensor_parallel_size, 1, method)
     rule: Rule
-    if config.rejection_sample_method == "auto":
-        point_mass = config.drafts_are_point_mass
+    if given.rejection_sample_method == "auto":
+        # q(draft) = 1: the only token that its proposer would have given.
+        point_mass = given.draft_sample_method == "greedy" or method not in KEYS["draft_sample_method"].methods
         because = "drafts are a point mass" if point_mass else "drafts come with their distribution"
         rule = _chose("rejection_sample_method", "coupled" if point_mass else "standard", because)
     else:
-        rule = config.rejection_sample_method
-    num_tokens, schedule = config.num_speculative_tokens, config.num_speculative_tokens_per_batch_size
+        rule = given.rejection_sample_method
+    schedule = given.num_speculative_tokens_per_batch_size
+    asked = {
+        "heterogeneous_vocab": given.use_heterogeneous_vocab,
+        "parallel_drafting": given.parallel_drafting,
+        "draft_tensor_parallel": draft_devices > 1,
+        "batch_size_schedule": schedule is not None,
+        "exact": config.exact,
+        "several_rounds": config.rounds_per_batch not in ("auto", 1),
+        rule: rule != "standard",
+    }
+    check_support(method, [feature for feature, is_asked in asked.items() if is_asked])
     return ResolvedSpeculative(
-        method=config.method,
-        model=config.model,
+        method=method,
+        model=given.model,
         num_speculative_tokens=num_tokens,
-        prompt_lookup_min=config.prompt_lookup_min,
-        prompt_lookup_max=config.prompt_lookup_max,
-        prompt_lookup_match=config.prompt_lookup_match,
-        draft_sample_method=config.draft_sample_method,
+        parallel_drafting=given.parallel_drafting,
+        use_heterogeneous_vocab=given.use_heterogeneous_vocab,
+        prompt_lookup_min=given.prompt_lookup_min,
+        prompt_lookup_max=given.prompt_lookup_max,
+        prompt_lookup_match=given.prompt_lookup_match,
+        suffix_decoding_max_tree_depth=given.suffix_decoding_max_tree_depth,
+        suffix_decoding_max_cached_requests=given.suffix_decoding_max_cached_requests,
+        suffix_decoding_max_spec_factor=given.suffix_decoding_max_spec_factor,
+        suffix_decoding_min_token_prob=given.suffix_decoding_min_token_prob,
+        draft_sample_method=given.draft_sample_method,
         rejection_sample_method=rule,
-        synthetic_rates=config.synthetic_rates,
+        synthetic_rates=given.synthetic_rates(num_tokens),
         num_speculative_tokens_per_batch_size=(
             None if schedule is None else dense_schedule(schedule, max_batch=max_num_seqs, max_tokens=num_tokens)
         ),
-        max_model_len=config.max_model_len or min(draft_limit, max_model_len),
+        max_model_len=settle_draft_max_model_len(given.max_model_len, draft_limit, max_model_len),
+        draft_tensor_parallel_size=draft_devices,
     )
 
 

@@ -16,6 +16,7 @@ from jaxspec.config.engine import EngineConfig
 from jaxspec.config.hardware import read_hardware
 from jaxspec.config.model import ModelConfig
 from jaxspec.config.resolve import ModelFacts, ResolvedConfig, resolve
+from jaxspec.engine.drafts import FoundDraft, check_custom, find_draft, load_custom
 from jaxspec.errors import ConfigError
 from jaxspec.models.base import at_highest_precision
 from jaxspec.models.registry import family_of
@@ -71,17 +72,15 @@ def build(
     Raises:
         ConfigError, WeightsError, CapacityError: before anything is loaded, where the fault can be seen by then.
     """
-    speculative = config.speculative_config
-    if (speculative is not None and speculative.method == "custom") != (custom_proposer is not None):
-        raise ConfigError("method 'custom' and the engine's argument `proposer` go together; give both or neither")
-    draft_name = speculative.model if speculative is not None and speculative.method == "draft_model" else None
+    check_custom(config.speculative_config, custom_proposer)
     with ExitStack() as opened:
         checkpoint = opened.enter_context(open_checkpoint(resolve_model(config.model)))
+        draft = find_draft(config.speculative_config, checkpoint)
         draft_checkpoint = None
-        if draft_name is not None:
-            draft_checkpoint = opened.enter_context(open_checkpoint(resolve_model(draft_name)))
+        if draft.path is not None:
+            draft_checkpoint = opened.enter_context(open_checkpoint(draft.path))
         platform = jax.default_backend()
-        resolved = _resolve(config, platform, checkpoint, draft_checkpoint)
+        resolved = _resolve(config, platform, checkpoint, draft_checkpoint, draft)
         _configure_compilation_cache(resolved)
         tokenizer = _tokenizer(config.tokenizer, checkpoint.path)
         weights = {"target": _load(checkpoint, resolved.dtype, resolved.quantization)}
@@ -138,7 +137,11 @@ def build(
 
 
 def _resolve(
-    config: EngineConfig, platform: str, checkpoint: Checkpoint, draft_checkpoint: Checkpoint | None
+    config: EngineConfig,
+    platform: str,
+    checkpoint: Checkpoint,
+    draft_checkpoint: Checkpoint | None,
+    found: FoundDraft,
 ) -> ResolvedConfig:
     target = checkpoint.config
     draft = draft_checkpoint.config if draft_checkpoint is not None else None
@@ -149,7 +152,14 @@ def _resolve(
         )
     memory_stats = jax.devices()[0].memory_stats()
     hardware = read_hardware(platform, (memory_stats or {}).get("bytes_limit"))
-    facts = ModelFacts(target, _num_parameters(target), draft, _num_parameters(draft) if draft is not None else 0)
+    facts = ModelFacts(
+        target,
+        _num_parameters(target),
+        draft,
+        _num_parameters(draft) if draft is not None else 0,
+        found.method,
+        found.num_tokens,
+    )
     return resolve(config, hardware, facts)
 
 
@@ -203,7 +213,8 @@ def _proposer(
     if speculative is None:
         return no_proposer(), None
     num_tokens = speculative.num_speculative_tokens
-    if custom is not None:
+    if speculative.method == "custom":
+        custom = custom if custom is not None else load_custom(resolved)
         if custom.num_tokens != num_tokens:
             raise ConfigError(
                 f"the proposer drafts {custom.num_tokens=} tokens, the config says {num_tokens=}; align them"

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from jaxspec.config.detect import Drafter, detect, has_mtp_modules, settle_method
 from jaxspec.config.fields import read_json
-from jaxspec.config.speculative import SpeculativeConfig
+from jaxspec.config.support import check_built
 from jaxspec.errors import ConfigError, JaxspecError
 from jaxspec.models.registry import family_of
 from jaxspec.text.tokenizer import load_tokenizer
 from jaxspec.weights import orbax, safetensors, torch_zip
 from jaxspec.weights.aliases import resolve_model
 from jaxspec.weights.checkpoint import Checkpoint, find_checkpoint, main_dtype, open_checkpoint, open_tensors
-from jaxspec.weights.drafters import drafter_kind, has_mtp_modules
 from jaxspec.weights.gguf import GgufReader
 from jaxspec.weights.load import check
 from jaxspec.weights.reader import Reader
@@ -64,6 +64,7 @@ def inspect(source: str) -> dict[str, Any]:
     config: dict[str, Any] = {}
     if path.is_file():
         reader: Reader = GgufReader(path)
+        config = reader.metadata
     else:
         config = read_json(path / "config.json")
         quantization = config.get("quantization_config")
@@ -77,7 +78,8 @@ def _describe(source: str, path: Path, config: dict[str, Any], reader: Reader) -
     dtypes = Counter[str]()
     for name, info in reader.tensors.items():
         dtypes["quantized" if info.is_quantized else info.dtype.name] += sizes[name]
-    drafter = None if path.is_file() else drafter_kind(config, reader.tensors)
+    shapes = {name: info.shape for name, info in reader.tensors.items()}
+    drafter = detect(config, shapes)
     found: dict[str, Any] = {
         "source": source,
         "path": str(path),
@@ -88,8 +90,8 @@ def _describe(source: str, path: Path, config: dict[str, Any], reader: Reader) -
         "values_by_dtype": dict(dtypes),
         "dtype": main_dtype(reader),
         "num_bytes": _num_bytes(path),
-        "drafter": drafter,
-        "has_mtp_modules": drafter is None and has_mtp_modules(reader.tensors),
+        "drafter": None if drafter is None else drafter.method,
+        "has_mtp_modules": drafter is None and has_mtp_modules(shapes),
         "tokenizer": _tokenizer(path),
         "family": None,
         "loads_as": None,
@@ -97,7 +99,7 @@ def _describe(source: str, path: Path, config: dict[str, Any], reader: Reader) -
         "refused_because": None,
     }
     if drafter is not None:
-        found["loads_as"] = f"drafter of method {drafter!r}"
+        found["loads_as"] = f"drafter of method {drafter.method!r} ({drafter.because})"
         found["refused_because"] = _refusal_of_method(drafter, str(path))
         return found
     try:
@@ -122,10 +124,10 @@ def _as_target(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _refusal_of_method(method: str, path: str) -> str | None:
-    """What the engine's config says to a drafter of this kind: a method may be known and not built."""
+def _refusal_of_method(drafter: Drafter, path: str) -> str | None:
+    """What the engine would say to a drafter of this kind: a method may be known and not built."""
     try:
-        SpeculativeConfig.model_validate({"method": method, "model": path, "num_speculative_tokens": 1})
+        check_built(settle_method(None, path, drafter))
     except ConfigError as error:
         return str(error)
     return None

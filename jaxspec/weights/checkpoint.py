@@ -69,6 +69,22 @@ def find_checkpoint(path: str | os.PathLike[str]) -> Path:
     return files[0]
 
 
+def describe_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
+    """What a checkpoint says of itself, before it is known what it is for: (config.json or metadata, tensors' shapes).
+
+    Raises:
+      ConfigError, WeightsError: nothing readable there.
+    """
+    path = find_checkpoint(path)
+    if path.is_file():
+        with GgufReader(path) as gguf:
+            return gguf.metadata, {name: info.shape for name, info in gguf.tensors.items()}
+    config = read_json(path / "config.json")
+    quantization = config.get("quantization_config")
+    with open_tensors(path, quantization if isinstance(quantization, dict) else None) as reader:
+        return config, {name: info.shape for name, info in reader.tensors.items()}
+
+
 def open_tensors(folder: str | os.PathLike[str], quantization_config: Mapping[str, Any] | None = None) -> Reader:
     """A reader of whatever weights a folder holds; of several forms Orbax goes before safetensors, and pickles last.
 

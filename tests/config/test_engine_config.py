@@ -36,8 +36,9 @@ def test_lookup_bounds_default_as_in_vllm(given, expected):
 @pytest.mark.parametrize(
     ("given", "method"),
     [({"method": "ngram"}, "ngram"), ({"method": "[ngram]"}, "ngram"), ({"method": "ngram_gpu"}, "ngram"),
-     ({"model": "ngram"}, "ngram"), ({"model": "[ngram]"}, "ngram"), ({"model": "org/eagle3-head"}, "draft_model"),
-     ({"model": "llama3.awq"}, "draft_model"), ({"method": "draft_model", "model": "x"}, "draft_model")],
+     ({"model": "ngram"}, "ngram"), ({"model": "[ngram]"}, "ngram"), ({"model": "org/eagle3-head"}, None),
+     ({"model": "Llama-3.2-1B"}, None), ({"model": "package.module.make"}, "custom"),
+     ({"method": "draft_model", "model": "x"}, "draft_model")],
 )  # fmt: skip
 def test_method_comes_from_keys_never_from_a_name(given, method):
     config = SpeculativeConfig(num_speculative_tokens=3, **given)
@@ -53,7 +54,7 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
     [
         ({"method": "ngram"}, "num_speculative_tokens"),
         ({"num_speculative_tokens": 4}, "'method'"),
-        (NGRAM | {"num_speculative_tokens": 0}, "greater than or equal to 1"),
+        (NGRAM | {"num_speculative_tokens": 0}, "greater than 0"),
         (NGRAM | {"num_speculative_tokens": 129}, "129"),
         (NGRAM | {"num_speculative_tokens": "4"}, "valid integer"),
         (NGRAM | {"num_speculative_tokens": True}, "True"),
@@ -63,16 +64,25 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
         (NGRAM | {"model": "some/model"}, "loads no model"),
         (NGRAM | {"prompt_lookup_maxx": 2}, "did you mean 'prompt_lookup_max'"),
         (NGRAM | {"tensor_parallel_size": 2}, "draft_tensor_parallel_size"),
-        (NGRAM | {"draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size=2 is not supported yet"),
-        (NGRAM | {"parallel_drafting": True}, "'parallel_drafting' is not supported yet"),
-        (NGRAM | {"use_heterogeneous_vocab": 0}, "'use_heterogeneous_vocab' is not supported yet"),
+        (NGRAM | {"draft_tensor_parallel_size": 0}, "draft_tensor_parallel_size"),
+        (NGRAM | {"parallel_drafting": True}, "parallel_drafting only works with"),
+        (NGRAM | {"use_heterogeneous_vocab": True}, "only works with method='draft_model'"),
+        (NGRAM | {"use_heterogeneous_vocab": 0}, "valid boolean"),
+        (NGRAM | {"quantization": "fp8"}, "'quantization' is refused, got 'fp8'"),
+        (NGRAM | {"suffix_decoding_max_tree_depth": 0}, "suffix_decoding_max_tree_depth=0 must be >= 1"),
+        (NGRAM | {"suffix_decoding_max_cached_requests": -1}, "max_cached_requests=-1 must be >= 0"),
+        (NGRAM | {"suffix_decoding_max_spec_factor": -0.1}, "max_spec_factor=-0.1 must be >= 0"),
+        (NGRAM | {"suffix_decoding_max_spec_factor": float("nan")}, "max_spec_factor=nan must be >= 0"),
+        (NGRAM | {"suffix_decoding_max_spec_factor": float("inf")}, "max_spec_factor=inf must be >= 0"),
+        (NGRAM | {"suffix_decoding_min_token_prob": 1.5}, "min_token_prob=1.5 must be in [0, 1]"),
+        ({"method": "custom_class", "num_speculative_tokens": 4}, "'custom_class' needs 'model'"),
         (NGRAM | {"num_speculative_tokens_per_batch_size": []}, "must be a non-empty list"),
         (NGRAM | {"num_speculative_tokens_per_batch_size": [[2, 4, 3]]}, "must start at 1"),
         (NGRAM | {"rejection_sample_method": "probabilistic"}, "draft_sample_method"),
         (NGRAM | {"rejection_sample_method": "fast"}, "'standard'"),
         ({"method": "draft_model", "num_speculative_tokens": 4}, "needs 'model'"),
         ({"method": "eagle3", "model": "m", "num_speculative_tokens": 4}, "'eagle3' is not supported yet"),
-        ({"method": "deepseek_mtp", "num_speculative_tokens": 4}, "'deepseek_mtp' is not supported yet"),
+        ({"method": "deepseek_mtp", "num_speculative_tokens": 4}, "'mtp' is not supported yet"),
         ({"method": "ngrams", "num_speculative_tokens": 4}, "'ngrams'"),
         ({"method": ["ngram"], "num_speculative_tokens": 4}, "'method'"),
         (NGRAM | {"rejection_sample_method": ["strict"]}, "rejection_sample_method"),
@@ -93,10 +103,16 @@ def test_what_cannot_work_is_an_error_that_names_itself(given, says):
             ["draft_sample_method", "max_model_len"],
         ),
         (
-            {"model": "d", "num_speculative_tokens": 4, "max_model_len": 9, "prompt_lookup_max": 4},
+            {
+                "method": "draft_model",
+                "model": "d",
+                "num_speculative_tokens": 4,
+                "max_model_len": 9,
+                "prompt_lookup_max": 4,
+            },
             ["prompt_lookup_max"],
         ),
-        ({"method": "custom", "num_speculative_tokens": 4, "model": "d"}, ["model"]),
+        ({"model": "d", "num_speculative_tokens": 4, "prompt_lookup_max": 4}, []),  # nobody knows yet
     ],
 )
 def test_a_key_that_the_method_does_not_read_is_noted(caplog, given, noted):
@@ -104,7 +120,7 @@ def test_a_key_that_the_method_does_not_read_is_noted(caplog, given, noted):
     assert [record.args[0] for record in caplog.records] == noted
 
 
-def test_neutral_values_of_unbuilt_keys_ask_for_nothing():
+def test_neutral_values_ask_for_nothing():
     config = SpeculativeConfig(**NGRAM, parallel_drafting=False, suffix_decoding_max_tree_depth=24, quantization=None)
     assert config == SpeculativeConfig(**NGRAM)
 
@@ -182,5 +198,5 @@ def test_synthetic_acceptance_is_given_once_and_rightly(given, says):
     ],
 )
 def test_synthetic_rates(given, rates):
-    assert SpeculativeConfig(**(SYNTHETIC | given)).synthetic_rates == pytest.approx(rates)
-    assert SpeculativeConfig(**NGRAM).synthetic_rates is None
+    assert SpeculativeConfig(**(SYNTHETIC | given)).synthetic_rates(3) == pytest.approx(rates)
+    assert SpeculativeConfig(**NGRAM).synthetic_rates(4) is None

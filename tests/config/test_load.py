@@ -44,6 +44,12 @@ def test_flags_become_typed_values():
     assert engine.speculative_config.num_speculative_tokens == 2
 
 
+def test_a_yaml_block_is_as_good_as_json():
+    block = "method: ngram\nnum_speculative_tokens: 2\n"
+    engine, _ = from_words("--model", "m", "--speculative-config", block)
+    assert (engine.speculative_config.method, engine.speculative_config.num_speculative_tokens) == ("ngram", 2)
+
+
 def test_the_article_s_flags_are_shorthands():
     engine, _ = from_words(
         "--model", "m", "--speculative-method", "ngram", "--num-speculative-tokens", "5",
@@ -52,7 +58,7 @@ def test_the_article_s_flags_are_shorthands():
     assert engine.speculative_config.model_dump(include={"method", "num_speculative_tokens", "prompt_lookup_max"}) == {
         "method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 3}  # fmt: skip
     engine, _ = from_words("--model", "m", "--draft-model", "d", "--num-speculative-tokens", "5")
-    assert (engine.speculative_config.method, engine.speculative_config.model) == ("draft_model", "d")
+    assert (engine.speculative_config.method, engine.speculative_config.model) == (None, "d")  # its files will say
 
 
 def test_later_files_win_and_flags_win_over_files(tmp_path):
@@ -67,7 +73,7 @@ def test_later_files_win_and_flags_win_over_files(tmp_path):
     engine, _ = from_words("--config", base, "--speculative-config", "null")
     assert engine.speculative_config is None
     engine, _ = from_words("--config", base, "--draft-model", "d")
-    assert engine.speculative_config.method == "draft_model"
+    assert (engine.speculative_config.method, engine.speculative_config.model) == (None, "d")
 
 
 @pytest.mark.parametrize(
@@ -77,7 +83,8 @@ def test_later_files_win_and_flags_win_over_files(tmp_path):
         (["--model", "m", "--draft", "x"], "--draft-model"),
         (["--model", "m", "extra"], "'extra'"),
         (["--model", "m", "--max-model-len", "many"], "--max-model-len"),
-        (["--model", "m", "--speculative-config", "{method: ngram}"], "must be JSON"),
+        (["--model", "m", "--speculative-config", "{method: ngram"], "must be JSON or a YAML block"),
+        (["--model", "m", "--speculative-method", "ngrams"], "did you mean 'ngram'"),
         (["--model", "m", "--speculative-config", "[]"], "speculative_config"),
         (
             ["--model", "m", "--speculative-config", "[1]", "--num-speculative-tokens", "3"],

@@ -1,9 +1,11 @@
 """Host. resolve() settles every open value from facts alone, logs it, and refuses what contradicts them."""
 
+import dataclasses
 import logging
 
 import pytest
 
+from jaxspec.config.detect import DraftTokens
 from jaxspec.config.engine import EngineConfig
 from jaxspec.config.hardware import HardwareFacts, read_hardware
 from jaxspec.config.model import ModelConfig, RopeConfig
@@ -142,6 +144,27 @@ def test_the_drafts_limit_is_the_smaller_one():
         speculative(SHORT_DRAFT, model="d", max_model_len=65)
     with pytest.raises(ConfigError, match="draft's description"):
         speculative(model="d")
+
+
+def test_what_the_drafts_files_say_is_settled():
+    told = dataclasses.replace(SHORT_DRAFT, method="draft_model", draft_tokens=DraftTokens(3, "multiple"))
+    resolved = speculative(told, model="d", num_speculative_tokens=None)
+    assert (resolved.method, resolved.num_speculative_tokens, resolved.draft_tensor_parallel_size) == (
+        "draft_model", 3, 1)  # fmt: skip
+    assert speculative(told, model="d", num_speculative_tokens=6).num_speculative_tokens == 6
+    with pytest.raises(ConfigError, match="divisible by n_predict=3"):
+        speculative(told, model="d", num_speculative_tokens=4)
+    with pytest.raises(ConfigError, match="must be provided"):
+        speculative(SHORT_DRAFT, model="d", num_speculative_tokens=None)
+    with pytest.raises(ConfigError, match="'eagle3' is not supported yet"):
+        speculative(dataclasses.replace(SHORT_DRAFT, method="eagle3"), model="d")
+    with pytest.raises(ConfigError, match="draft_tensor_parallel_size=2 must be 1"):
+        speculative(told, model="d", draft_tensor_parallel_size=2, num_speculative_tokens=3)
+    given = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.5}
+    assert speculative(told, model="d", num_speculative_tokens=None, **given).synthetic_rates == (1.0, 0.5, 0.0)
+    given["synthetic_acceptance_length"] = 4.5
+    with pytest.raises(ConfigError, match=r"must be in \[1, 4\]"):
+        speculative(told, model="d", num_speculative_tokens=None, **given)
 
 
 def test_this_machine_can_be_read(monkeypatch, tmp_path):

@@ -8,8 +8,6 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxspec.tools.inspect import inspect, main
-from jaxspec.weights.drafters import drafter_kind
-from jaxspec.weights.reader import TensorInfo
 from tests.oracle.folders import TINY, add_tokenizer
 
 DRAFTERS = {
@@ -26,33 +24,6 @@ def test_drafters(name):
     # Methods that are not built yet are refused as the engine would refuse them, by name.
     assert found["refused_because"] is None or DRAFTERS[name] in found["refused_because"]
     assert found["format"] == ("torch" if name.startswith(("eagle1", "medusa")) or name == "eagle3" else "safetensors")
-
-
-def infos(**shapes):
-    return {name.replace("__", "."): TensorInfo(shape, np.dtype(np.float32)) for name, shape in shapes.items()}
-
-
-@pytest.mark.parametrize(
-    ("config", "tensors", "kind"),
-    [
-        ({"speculators_model_type": "peagle"}, {}, "p_eagle"),
-        ({"model_type": "eagle"}, {}, "eagle"),
-        ({"architectures": ["LlamaForCausalLMEagle3"]}, {}, "eagle3"),
-        ({"architectures": ["LlamaForCausalLMEagle"]}, {}, "eagle"),
-        ({"architectures": ["Qwen3DSparkModel"]}, {}, "dspark"),
-        ({}, infos(d2t=(5,)), "eagle3"),
-        ({}, infos(fc__weight=(8, 24)), "eagle3"),
-        ({}, infos(fc__weight=(8, 16)), "eagle"),
-        ({}, infos(model__fc__weight=(8, 16)), "eagle"),
-        ({}, infos(mask_hidden=(1, 1, 24), d2t=(5,)), "p_eagle"),
-        ({}, infos(hidden_norm__weight=(8,), layers__0__self_attn__q_norm__weight=(4,)), "dflash"),
-        ({}, {"0.0.linear.weight": TensorInfo((8, 8), np.dtype(np.float32))}, "medusa"),
-        ({"model_type": "llama"}, infos(model__embed_tokens__weight=(9, 8)), None),
-        ({"architectures": "LlamaForCausalLM", "model_type": 3}, {}, None),
-    ],
-)
-def test_kinds_by_config_and_tensors(config, tensors, kind):
-    assert drafter_kind(config, tensors) == kind
 
 
 def test_a_target(tmp_path):

@@ -1,0 +1,107 @@
+"""Host. T17: what `speculative_config` names is found, checked against its files, and started or refused."""
+
+import sys
+import types
+
+import pytest
+
+from jaxspec import ConfigError, Engine, SamplingParams
+from jaxspec.config.methods import METHODS
+from jaxspec.config.speculative import SpeculativeConfig
+from jaxspec.engine.drafts import check_custom, find_draft, load_custom
+from jaxspec.proposers.base import no_proposer
+from jaxspec.weights.checkpoint import open_checkpoint
+from tests.lossless.engines import custom, make_engine
+from tests.lossless.replay import HostReplay
+from tests.oracle.folders import TINY
+
+
+@pytest.fixture(scope="module")
+def target():
+    with open_checkpoint(TINY / "llama") as checkpoint:
+        yield checkpoint
+
+
+@pytest.mark.parametrize("name", ["eagle3", "medusa", "my.draft", "plain"])
+def test_a_whole_model_is_a_draft_model_whatever_its_folder_is_called(target, tmp_path, name):
+    (tmp_path / name).symlink_to(TINY / "llama")
+    found = find_draft(SpeculativeConfig(model=str(tmp_path / name), num_speculative_tokens=2), target)
+    assert (found.method, found.path, found.num_tokens) == ("draft_model", tmp_path / name, None)
+
+
+@pytest.mark.parametrize("name", ["eagle1", "eagle3", "eagle3-speculators", "medusa", "mlp-speculator", "dflash"])
+def test_a_head_is_not_a_draft_model_whatever_its_folder_is_called(target, tmp_path, name):
+    (tmp_path / "draft_model").symlink_to(TINY / name)
+    with pytest.raises(ConfigError, match=r"'draft_model' was asked for, but .* holds a .* drafter"):
+        find_draft(
+            SpeculativeConfig(method="draft_model", model=str(tmp_path / "draft_model"), num_speculative_tokens=2),
+            target,
+        )
+
+
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.is_built])
+def test_a_method_that_is_not_built_is_refused_by_name(method):
+    with pytest.raises(ConfigError, match=f"{method.replace('+', '.')}' is not supported yet"):
+        Engine(str(TINY / "llama"), speculative_config={"method": method, "model": "m", "num_speculative_tokens": 3})
+
+
+def test_no_draft_at_all():
+    assert find_draft(None, None) == (None, None, None)
+    with pytest.raises(ConfigError, match="'draft_model' needs 'model'"):
+        SpeculativeConfig(method="draft_model", num_speculative_tokens=3)
+
+
+@pytest.fixture
+def my_drafts(monkeypatch):
+    module = types.ModuleType("my_drafts")
+    monkeypatch.setitem(sys.modules, "my_drafts", module)
+    return module
+
+
+def test_custom_takes_a_dotted_path(spoken, my_drafts):
+    """An object that guesses, or a function of the settled config that makes one."""
+    made = []
+
+    def make(resolved):
+        made.append(HostReplay(resolved.num_speculative_tokens))
+        return made[-1]
+
+    my_drafts.make = make
+    engine = make_engine(spoken, {"model": "my_drafts.make", "num_speculative_tokens": 2})
+    assert engine.core.parts.host_proposer is made[0]
+    params = SamplingParams(temperature=0, max_tokens=4)
+    plain = make_engine(spoken).generate("hello", params, use_tqdm=False)
+    assert engine.generate("hello", params, use_tqdm=False)[0].outputs[0].token_ids == plain[0].outputs[0].token_ids
+
+
+def test_what_a_dotted_path_must_lead_to(my_drafts):
+    resolved = types.SimpleNamespace(speculative_config=types.SimpleNamespace(model="my_drafts.it"))
+    for found, gives in (
+        (no_proposer(), None),
+        (HostReplay(3), None),
+        (lambda resolved: no_proposer(), None),
+        (5, "must be a Proposer"),
+        (lambda resolved: 5, "must give a Proposer"),
+    ):
+        my_drafts.it = found
+        if gives is None:
+            assert load_custom(resolved).num_tokens in (0, 3)
+        else:
+            with pytest.raises(ConfigError, match=gives):
+                load_custom(resolved)
+    resolved.speculative_config.model = "my_drafts.nothing"
+    with pytest.raises(ConfigError, match=r"'my_drafts\.nothing'"):
+        load_custom(resolved)
+    resolved.speculative_config.model = "no_such_package.it"
+    with pytest.raises(ConfigError, match="no file or folder of that name"):
+        load_custom(resolved)
+
+
+def test_a_proposer_comes_from_one_place():
+    named = SpeculativeConfig(model="my.path", num_speculative_tokens=2)
+    check_custom(named, None)
+    check_custom(SpeculativeConfig(**custom(2)), no_proposer())
+    check_custom(None, None)
+    for config, proposer in ((named, no_proposer()), (SpeculativeConfig(**custom(2)), None), (None, no_proposer())):
+        with pytest.raises(ConfigError, match="'custom'"):
+            check_custom(config, proposer)
