@@ -18,6 +18,7 @@ class EngineConfig(StrictConfig):
         "tensor_parallel_size": 1,
         "data_parallel_size": 1,
         "pipeline_parallel_size": 1,
+        "enable_eplb": False,
         "enable_prefix_caching": False,
         "enable_lora": False,
         "kv_cache_dtype": "auto",

@@ -2,7 +2,7 @@
 
 import importlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxspec.config.detect import DraftTokens, check_mtp, detect, draft_tokens_of, settle_method
 from jaxspec.config.methods import METHODS
@@ -48,7 +48,7 @@ def find_draft(speculative: SpeculativeConfig | None, target: Checkpoint) -> Fou
 def check_custom(speculative: SpeculativeConfig | None, proposer: Proposer | HostProposer | None) -> None:
     """Raises: ConfigError unless a proposer of the user's comes from exactly one place."""
     is_custom = speculative is not None and speculative.method == "custom"
-    is_named = is_custom and speculative.model is not None
+    is_named = speculative is not None and is_custom and speculative.model is not None
     if proposer is not None and is_named:
         raise ConfigError("method 'custom' takes `model`, a dotted path, or the engine's argument `proposer`; drop one")
     if is_custom != (proposer is not None or is_named):
@@ -64,7 +64,7 @@ def load_custom(resolved: ResolvedConfig) -> Proposer | HostProposer:
     name = resolved.speculative_config.model or ""
     module, _, attribute = name.rpartition(".")
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        found: Any = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
             f"method 'custom' needs model='package.module.name', which can be imported, and there is no file or folder "

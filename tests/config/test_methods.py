@@ -1,8 +1,10 @@
 """Host. One table of methods: aliases, choices of the command line, the support table and vLLM's keys agree with it."""
 
 import argparse
+import importlib.util
 import logging
 import re
+from pathlib import Path
 
 import pytest
 
@@ -167,3 +169,11 @@ def test_limits_name_method_feature_and_reason(method, feature, says):
         check_support(method, ["block", feature])
     assert says in str(caught.value)
     check_support("ngram", ["block", "coupled", "synthetic", "exact", "batch_size_schedule", "several_rounds"])
+
+
+def test_the_document_is_what_the_tables_say():
+    root = Path(__file__).resolve().parents[2]
+    spec = importlib.util.spec_from_file_location("methods_doc", root / "scripts" / "methods_doc.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (root / "docs" / "methods.md").read_text(encoding="utf-8") == module.methods_doc()
