@@ -16,7 +16,7 @@ from jaxspec.config.engine import EngineConfig
 from jaxspec.config.hardware import read_hardware
 from jaxspec.config.model import ModelConfig
 from jaxspec.config.resolve import ModelFacts, ResolvedConfig, resolve
-from jaxspec.engine.drafts import FoundDraft, check_custom, find_draft, load_custom
+from jaxspec.engine.drafts import FoundDraft, check_custom, draft_vocabulary, find_draft, load_custom
 from jaxspec.errors import ConfigError
 from jaxspec.models.base import at_highest_precision
 from jaxspec.models.registry import family_of
@@ -47,7 +47,7 @@ class EngineParts:
     target: Target
     proposer: Proposer
     host_proposer: HostProposer | None
-    weights: Any  # {"target": ..., "draft": ...}
+    weights: Any  # {"target": ..., "draft": ..., "vocabulary": ...}, those that there are
     state: DecodeState
     programs: Programs
     tokenizer: Tokenizer | None
@@ -76,19 +76,26 @@ def build(
     with ExitStack() as opened:
         checkpoint = opened.enter_context(open_checkpoint(resolve_model(config.model)))
         draft = find_draft(config.speculative_config, checkpoint)
-        draft_checkpoint = None
+        draft_checkpoint, vocabulary = None, None
         if draft.path is not None:
             draft_checkpoint = opened.enter_context(open_checkpoint(draft.path))
+        tokenizer = _tokenizer(config.tokenizer, checkpoint.path)
+        if draft_checkpoint is not None:
+            vocabulary = draft_vocabulary(config.speculative_config, checkpoint, draft_checkpoint, tokenizer)
         platform = jax.default_backend()
         resolved = _resolve(config, platform, checkpoint, draft_checkpoint, draft)
         _configure_compilation_cache(resolved)
-        tokenizer = _tokenizer(config.tokenizer, checkpoint.path)
         weights = {"target": _load(checkpoint, resolved.dtype, resolved.quantization)}
         if draft_checkpoint is not None:
             weights["draft"] = _load(draft_checkpoint, resolved.dtype)
+        if vocabulary is not None:
+            weights["vocabulary"] = {
+                "target_to_draft_V": jnp.asarray(vocabulary.target_to_draft_V),
+                "is_shared_V": jnp.asarray(vocabulary.is_shared_V),
+            }
 
     proposer, host_proposer = _proposer(
-        resolved, draft_checkpoint.config if draft_checkpoint else None, custom_proposer
+        resolved, draft_checkpoint.config if draft_checkpoint else None, custom_proposer, vocabulary is not None
     )
     drafting = resolved.speculative_config
     model = checkpoint.config.for_run(resolved.max_model_len)
@@ -145,11 +152,6 @@ def _resolve(
 ) -> ResolvedConfig:
     target = checkpoint.config
     draft = draft_checkpoint.config if draft_checkpoint is not None else None
-    if draft is not None and draft.vocab_size != target.vocab_size:
-        raise ConfigError(
-            f"the draft model's vocabulary of {draft.vocab_size} must equal the target's {target.vocab_size}; "
-            "take a draft that shares the tokenizer"
-        )
     memory_stats = jax.devices()[0].memory_stats()
     hardware = read_hardware(platform, (memory_stats or {}).get("bytes_limit"))
     facts = ModelFacts(
@@ -207,6 +209,7 @@ def _proposer(
     resolved: ResolvedConfig,
     draft: ModelConfig | None,
     custom: Proposer | HostProposer | None,
+    has_own_vocabulary: bool,
 ) -> tuple[Proposer, HostProposer | None]:
     """The device's proposer, and the host's if drafts come from there (the device then drafts nothing)."""
     speculative = resolved.speculative_config
@@ -237,6 +240,7 @@ def _proposer(
         sample_method=speculative.draft_sample_method,
         pool_shape=pool_shape(draft, resolved.num_pages, resolved.block_size),
         pool_dtype=jnp.dtype(resolved.kv_cache_dtype),
+        has_own_vocabulary=has_own_vocabulary,
     ), None
 
 

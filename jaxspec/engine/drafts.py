@@ -1,6 +1,7 @@
 """Host. What `speculative_config` names, found: a draft's files and their method, or a proposer of the user's."""
 
 import importlib
+import logging
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,8 +12,12 @@ from jaxspec.config.speculative import SpeculativeConfig
 from jaxspec.config.support import check_built
 from jaxspec.errors import ConfigError
 from jaxspec.proposers.base import HostProposer, Proposer
+from jaxspec.text.tokenizer import Tokenizer, load_tokenizer
+from jaxspec.text.vocab_mapping import VocabMapping, align_copies, map_vocabularies, vocabulary_of
 from jaxspec.weights.aliases import resolve_model
 from jaxspec.weights.checkpoint import Checkpoint, describe_checkpoint
+
+logger = logging.getLogger(__name__)
 
 
 class FoundDraft(NamedTuple):
@@ -43,6 +48,38 @@ def find_draft(speculative: SpeculativeConfig | None, target: Checkpoint) -> Fou
     method = settle_method(method, speculative.model, detect(config, shapes), is_parallel=speculative.parallel_drafting)
     check_built(method)
     return FoundDraft(method, path, draft_tokens_of(method, config, shapes))
+
+
+def draft_vocabulary(
+    speculative: SpeculativeConfig | None, target: Checkpoint, draft: Checkpoint, tokenizer: Tokenizer | None
+) -> VocabMapping | None:
+    """How the draft model's token ids read in the target's, or None where they are the same.
+
+    Raises: ConfigError where its vocabulary is another one and the config does not say so, or nothing can be mapped.
+    """
+    sizes = target.config.vocab_size, draft.config.vocab_size
+    is_other = speculative is not None and speculative.use_heterogeneous_vocab
+    reason = ""
+    try:
+        own = load_tokenizer(draft.path)
+    except ConfigError as error:
+        own, reason = None, str(error)
+    if tokenizer is not None and own is not None:
+        sides = vocabulary_of(tokenizer, sizes[0]), vocabulary_of(own, sizes[1])
+        if not is_other:
+            return align_copies(*sides)
+        mapping = map_vocabularies(*sides)
+        logger.info("draft and target share %d tokens; nothing else is drafted", mapping.num_shared)
+        return mapping
+    if is_other:
+        lacking = "the target" if tokenizer is None else f"the draft ({reason})"
+        raise ConfigError(f"use_heterogeneous_vocab needs both tokenizers, and {lacking} brings none; add its files")
+    if sizes[0] != sizes[1]:
+        raise ConfigError(
+            f"the draft model's vocabulary of {sizes[1]} must equal the target's {sizes[0]}, unless both bring their "
+            "tokenizers and these agree; add the files, or take a draft that shares the vocabulary"
+        )
+    return None
 
 
 def check_custom(speculative: SpeculativeConfig | None, proposer: Proposer | HostProposer | None) -> None:

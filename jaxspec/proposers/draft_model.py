@@ -34,16 +34,20 @@ def draft_model(
     sample_method: Literal["greedy", "probabilistic"],
     pool_shape: tuple[int, int, int, int],
     pool_dtype: Any,
+    has_own_vocabulary: bool = False,
 ) -> Proposer:
     """A drafting model as a `Proposer`.
 
     Args:
-        family, config: the draft, which shares the target's vocabulary; its weights are `weights["draft"]`.
+        family, config: the draft; its weights are `weights["draft"]`.
         num_tokens: K.
         max_model_len: positions the draft may use; a row that reaches it goes on without drafts.
         sample_method: "greedy" drafts are the draft's argmax, a point mass; "probabilistic" ones are drawn from its
             distribution under the row's own sampling parameters, which verification then needs.
         pool_shape, pool_dtype: the draft's page pool.
+        has_own_vocabulary: its ids are not the target's; `weights["vocabulary"]` holds `target_to_draft_V`, for each of
+            the target's ids the draft's, and `is_shared_V`, which of them can be drafted. Drafting goes by the target's
+            ids: q is the draft's distribution over the shared ones, exactly what is drawn from.
 
     A row that fell behind by more than J tokens catches up J tokens a round and drafts nothing meanwhile.
     """
@@ -56,6 +60,9 @@ def draft_model(
     def run(weights, pool, token_ids_BT, positions_BT, view_pages_BM):
         inside = (positions_BT >= 0) & (positions_BT < max_model_len)
         positions_BT = jnp.where(inside, positions_BT, -1)
+        if has_own_vocabulary:
+            # Not the target's, or not a token at all behind a row's length: the lookup is clamped.
+            token_ids_BT = weights["vocabulary"]["target_to_draft_V"].at[token_ids_BT].get(mode="clip")
         tokens = Tokens(
             token_ids_BT=jnp.where(inside, token_ids_BT, 0),
             positions_BT=positions_BT,
@@ -63,6 +70,15 @@ def draft_model(
             pages_BM=view_pages_BM,
         )
         return family.forward(weights["draft"], config, tokens, pool)
+
+    def last_logits(weights, hidden_B1D) -> jax.Array:
+        """Over the target's vocabulary."""
+        logits_BV = family.logits(weights["draft"], config, hidden_B1D)[:, 0]
+        if has_own_vocabulary:
+            vocabulary = weights["vocabulary"]
+            mapped_BV = logits_BV[:, vocabulary["target_to_draft_V"]]
+            logits_BV = jnp.where(vocabulary["is_shared_V"], mapped_BV, -jnp.inf)
+        return logits_BV
 
     def prefill(weights, state: DraftModelState, rows_B, tokens: Tokens, hidden_BTD) -> DraftModelState:
         del hidden_BTD
@@ -89,7 +105,7 @@ def draft_model(
         hidden_BJD, pool = run(weights, state.pool, token_ids_BJ, positions_BJ, view.pages_BM)
         last_B = jnp.maximum(fed_B - 1, 0)
         hidden_BD = jnp.take_along_axis(hidden_BJD, last_B[:, None, None], axis=1)
-        first_B, first_logits_BV = next_draft(family.logits(weights["draft"], config, hidden_BD)[:, 0], view, 0)
+        first_B, first_logits_BV = next_draft(last_logits(weights, hidden_BD), view, 0)
 
         can_draft_B = view.is_active_B & (behind_B <= J)
         room_B = jnp.minimum(view.max_len_B - 1, max_model_len) - view.len_B
@@ -99,7 +115,7 @@ def draft_model(
             token_B, pool = carry
             position_B = jnp.where(offset <= counts_B - 1, view.len_B + offset - 1, -1)
             hidden_B1D, pool = run(weights, pool, token_B[:, None], position_B[:, None], view.pages_BM)
-            token_B, logits_BV = next_draft(family.logits(weights["draft"], config, hidden_B1D)[:, 0], view, offset)
+            token_B, logits_BV = next_draft(last_logits(weights, hidden_B1D), view, offset)
             return (token_B, pool), (token_B, logits_BV if sample_method == "probabilistic" else None)
 
         (_, pool), (rest_kB, rest_logits_kBV) = jax.lax.scan(

@@ -26,6 +26,7 @@ class Tokenizer:
         bos_token: str | None = None,
         eos_token: str | None = None,
         pad_token: str | None = None,
+        unk_token: str | None = None,
         chat_template: str | None = None,
         vocab_size: int | None = None,
         frame: tuple[bool, bool] | None = None,
@@ -44,6 +45,8 @@ class Tokenizer:
         self.bos_token_id = backend.token_to_id(bos_token) if bos_token else None
         self.eos_token_id = backend.token_to_id(eos_token) if eos_token else None
         self.pad_token_id = backend.token_to_id(pad_token) if pad_token else None
+        unk_token = unk_token or getattr(backend.model, "unk_token", None)  # not every kind of model has one
+        self.unk_token_id = backend.token_to_id(unk_token) if unk_token else None
         self.chat_template = chat_template
         self.vocab_size = vocab_size or backend.get_vocab_size(with_added_tokens=True)
         self.special_ids = frozenset(
@@ -76,6 +79,11 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of ids; an id past the vocabulary (a padded row of the model) has no text."""
         return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """Every token's id, in the vocabulary's own spelling."""
+        return self.backend.get_vocab(with_added_tokens=True)
 
     def id_to_token(self, token_id: int) -> str | None:
         """The vocabulary's own spelling of an id, or None past its end."""
@@ -134,6 +142,7 @@ def _load_gguf(path: Path) -> Tokenizer:
         bos_token=token_of("bos_token_id"),
         eos_token=token_of("eos_token_id"),
         pad_token=token_of("padding_token_id"),
+        unk_token=token_of("unknown_token_id"),
         chat_template=metadata.get("tokenizer.chat_template"),
         vocab_size=len(tokens),
         frame=(
@@ -158,6 +167,7 @@ def _load_folder(path: Path) -> Tokenizer:
         bos_token=_content(config.get("bos_token")),
         eos_token=_content(config.get("eos_token")),
         pad_token=_content(config.get("pad_token")),
+        unk_token=_content(config.get("unk_token")),
         chat_template=_folder_template(path, config),
         frame=(bool(config.get("add_bos_token")), bool(config.get("add_eos_token"))) if explicit else None,
     )
