@@ -25,6 +25,11 @@ class DraftModelState:
     cached_R: jax.Array  # i32
 
 
+def to_target_vocabulary(logits_BV: jax.Array, target_to_draft_V: jax.Array, is_shared_V: jax.Array) -> jax.Array:
+    """A draft's logits over its own vocabulary, by the target's ids; -inf for tokens that it does not have."""
+    return jnp.where(is_shared_V, logits_BV[:, target_to_draft_V], -jnp.inf)
+
+
 def draft_model(
     family: Family,
     config: ModelConfig,
@@ -75,9 +80,7 @@ def draft_model(
         """Over the target's vocabulary."""
         logits_BV = family.logits(weights["draft"], config, hidden_B1D)[:, 0]
         if has_own_vocabulary:
-            vocabulary = weights["vocabulary"]
-            mapped_BV = logits_BV[:, vocabulary["target_to_draft_V"]]
-            logits_BV = jnp.where(vocabulary["is_shared_V"], mapped_BV, -jnp.inf)
+            return to_target_vocabulary(logits_BV, **weights["vocabulary"])
         return logits_BV
 
     def prefill(weights, state: DraftModelState, rows_B, tokens: Tokens, hidden_BTD) -> DraftModelState:

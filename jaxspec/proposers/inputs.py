@@ -1,0 +1,106 @@
+"""Host. What a drafter's first pass is fed after a verified round, in vLLM's packed layout: rows end to end.
+
+A row was fed its last committed token and its drafts, some of them rejected; now it has one new token. Models see the
+kept tokens and the new one at their own positions. Heads over hidden states (`shift`) see each state with the token
+that follows it, so that ids move one to the left and positions stay. Parallel drafters have masks behind the new token.
+What was rejected is padding: it keeps its slots, so that shapes do not depend on what was accepted, and writes nothing.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+
+class FirstPass(NamedTuple):
+    """The tokens of a first pass, T of all B rows, end to end; starts_b has B + 1 entries, samples_n what is read."""
+
+    token_ids_T: np.ndarray  # i32
+    positions_T: np.ndarray  # i32, 0 where padded
+    is_rejected_T: np.ndarray  # bool
+    is_mask_T: np.ndarray  # bool
+    samples_n: np.ndarray  # i32, of a row the new token and then its masks
+    starts_b: np.ndarray  # i32
+
+
+def first_pass(
+    token_ids_T: ArrayLike,
+    positions_T: ArrayLike,
+    query_lens_B: ArrayLike,
+    num_rejected_B: ArrayLike,
+    next_token_ids_B: ArrayLike,
+    *,
+    pad_id: int,
+    num_masks: int = 0,
+    mask_id: int = -1,
+    shift: bool = False,
+) -> FirstPass:
+    """Lay out what the drafter sees.
+
+    Args:
+        token_ids_T, positions_T: what the target was fed; query_lens_B of it in each row.
+        num_rejected_B: how many of a row's last ones were rejected.
+        next_token_ids_B: the token that followed what was kept.
+        num_masks: K - 1 for a parallel drafter.
+        shift: pair each position with the token after it; the first token of a row then has no place.
+    """
+    token_ids_T, positions_T = np.asarray(token_ids_T), np.asarray(positions_T)
+    parts: list[tuple[np.ndarray, ...]] = []
+    samples: list[int] = []
+    start, out = 0, 0
+    for length, num_rejected, token_id in zip(
+        np.asarray(query_lens_B).tolist(),
+        np.asarray(num_rejected_B).tolist(),
+        np.asarray(next_token_ids_B),
+        strict=True,
+    ):
+        kept = token_ids_T[start + shift : start + length - num_rejected]
+        num_real = len(kept) + 1 + num_masks
+        ids = np.concatenate([kept, [token_id], np.full(num_masks, mask_id), np.full(num_rejected, pad_id)])
+        positions = np.concatenate([positions_T[start] + np.arange(num_real), np.zeros(num_rejected)])
+        place = np.arange(len(ids))
+        parts.append((ids, positions, place >= num_real, (place > len(kept)) & (place < num_real)))
+        samples += range(out + len(kept), out + num_real)
+        start, out = start + length, out + len(ids)
+    ids_T, positions_T, is_rejected_T, is_mask_T = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return FirstPass(
+        ids_T.astype(np.int32),
+        positions_T.astype(np.int32),
+        is_rejected_T,
+        is_mask_T,
+        np.array(samples, np.int32),
+        np.cumsum([0, *(len(ids) for ids, *_ in parts)]).astype(np.int32),
+    )
+
+
+def next_token_ids(
+    sampled_BJ: ArrayLike, is_discarded_B: ArrayLike, backup_token_ids_B: ArrayLike, vocab_size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """(each row's last token, how many it got); a row without any, or still in its prompt, has its backup and 0."""
+    sampled_BJ = np.asarray(sampled_BJ)
+    is_valid_BJ = (sampled_BJ >= 0) & (sampled_BJ < vocab_size) & ~np.asarray(is_discarded_B)[:, None]
+    count_B = is_valid_BJ.sum(axis=1)
+    last_B = sampled_BJ.shape[1] - 1 - np.argmax(is_valid_BJ[:, ::-1], axis=1)
+    last_token_B = np.take_along_axis(sampled_BJ, last_B[:, None], axis=1)[:, 0]
+    return np.where(count_B > 0, last_token_B, backup_token_ids_B), count_B
+
+
+def kept_tokens(query_lens_B: ArrayLike, num_rejected_B: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """(starts_b, indices into the packed tokens) of a drafter batch without padding: what was rejected is left out."""
+    query_lens_B, num_rejected_B = np.asarray(query_lens_B), np.asarray(num_rejected_B)
+    ends_B = np.cumsum(query_lens_B)
+    kept = [
+        np.arange(end - length, end - rejected)
+        for end, length, rejected in zip(ends_B, query_lens_B, num_rejected_B, strict=True)
+    ]
+    return np.cumsum([0, *map(len, kept)]), np.concatenate(kept)
+
+
+def padded_samples(
+    query_lens_B: ArrayLike, num_drafts_B: ArrayLike, num_sampled_B: ArrayLike
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(rejected a row, the index that each row is sampled at, starts_b) of a padded drafter batch: lengths stay."""
+    num_drafts_B = np.asarray(num_drafts_B)
+    num_rejected_B = np.where(num_drafts_B > 0, num_drafts_B + 1 - np.asarray(num_sampled_B), 0)
+    starts_b = np.cumsum([0, *np.asarray(query_lens_B)])
+    return num_rejected_B, starts_b[1:] - 1 - num_rejected_B, starts_b
