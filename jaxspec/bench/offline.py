@@ -22,7 +22,7 @@ import numpy as np
 from tqdm import tqdm
 
 from jaxspec.bench.clock import harmonic_mean
-from jaxspec.bench.parts import time_parts
+from jaxspec.bench.parts import run_round, time_parts
 from jaxspec.bench.prompts import BenchPrompt, default_prompts_path, read_prompts
 from jaxspec.engine.core import EngineCore
 from jaxspec.engine.engine import Engine
@@ -131,7 +131,8 @@ def _host_share(
     """1 - rounds x back-to-back time of the same executable / wall decode time, and the difference a round in ms.
 
     Each batch is decoded twice from the same start: by the engine, and by calling its program as often without a look
-    in between. The device holds lengths and finish flags, so both do the same rounds.
+    in between. The device holds lengths and finish flags, so both do the same rounds; where drafts come from the host,
+    rounds of the same shapes.
     """
     wall = device = 0.0
     num_rounds = 0
@@ -139,22 +140,19 @@ def _host_share(
     for first in range(0, len(prompts), args.batch):
         group = prompts[first : first + args.batch]
         _prefill(core, group, args)
-        started, rounds_here = time.perf_counter(), 0
+        started, widths = time.perf_counter(), []
         while core.has_work:
             core.step()
-            rounds_here += 1
+            widths.append(core.last_host_width)
         wall += time.perf_counter() - started
-        num_rounds += rounds_here
+        num_rounds += len(widths)
 
         requests = _prefill(core, group, args)
-        batch, programs = core.running_batch(), core.parts.programs
+        batch = core.running_batch()
         jax.block_until_ready(core.state)
         started, packed = time.perf_counter(), None
-        for _ in range(rounds_here):
-            core.state, output = programs.decode_rounds(
-                core.parts.weights, core.state, batch, programs.shapes.max_rounds
-            )
-            packed = output.packed_BX
+        for width in widths:
+            packed = run_round(core, batch, width, core.parts.programs.shapes.max_rounds)
         jax.block_until_ready(packed)
         device += time.perf_counter() - started
         for request in requests:

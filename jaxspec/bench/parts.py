@@ -14,10 +14,26 @@ from jaxspec.engine.core import EngineCore
 from jaxspec.models.base import Tokens
 from jaxspec.sampling.params import SamplingParams
 from jaxspec.step import pack, rounds
+from jaxspec.step.state import Batch
 from jaxspec.step.judge import judge
 from jaxspec.types import Drafts
 
 _PERIOD = 8  # tokens of a prompt that repeats itself: every round drafts
+
+
+def run_round(core: EngineCore, batch: Batch, host_width: int, num_rounds: int = 1) -> Any:
+    """One call of the engine's program, without a look at what it gives; drafts of the host's are any tokens."""
+    programs, weights = core.parts.programs, core.parts.weights
+    if core.parts.host_proposer is None:
+        core.state, output = programs.decode_rounds(weights, core.state, batch, num_rounds)
+    else:
+        rows = batch.rows_B.shape[0]
+        drafts = Drafts(
+            token_ids_BK=np.zeros((rows, host_width), np.int32),  # pyright: ignore[reportArgumentType]
+            counts_B=np.full(rows, host_width, np.int32),  # pyright: ignore[reportArgumentType]
+        )
+        core.state, output = programs.verify_commit(weights, core.state, batch, drafts)
+    return output.packed_BX
 
 
 def time_parts(
@@ -31,7 +47,8 @@ def time_parts(
     """
     parts, shapes = core.parts, core.parts.programs.shapes
     target, proposer, weights = parts.target, parts.proposer, parts.weights
-    J = proposer.num_tokens + 1
+    host = parts.host_proposer
+    J = (host or proposer).num_tokens + 1
     bucket = pack.bucket_of(batch_rows, shapes.batch_rows)
     params = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=None, ignore_eos=True, seed=1)
     requests = _repeating_requests(core, batch_rows, params)
@@ -40,12 +57,13 @@ def time_parts(
     view_pages_BM = jnp.asarray(batch.pages_BM)
 
     def round_() -> Any:
-        core.state, output = parts.programs.decode_rounds(weights, core.state, batch, 1)
-        return output.packed_BX
+        return run_round(core, batch, J - 1)
 
     propose = jax.jit(functools.partial(rounds.propose, proposer), donate_argnums=1)
 
     def draft() -> Any:
+        if host is not None:
+            return host.propose([state.sequence_id for state in core.scheduler.decoding])
         drafts, core.state = propose(weights, core.state, batch)
         return drafts.counts_B
 

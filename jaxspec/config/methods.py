@@ -35,7 +35,7 @@ class Method:
 METHODS: dict[str, Method] = {
     "ngram": Method("copies what followed the longest earlier occurrence in the context", "context", True),
     "suffix": Method(
-        "copies what most often followed, in this request and in past answers", "context", False, "depth",
+        "copies what most often followed, in this request and in past answers", "context", True, "depth",
         is_on_host=True,
     ),
     "ngram+model": Method("looks up first, asks a draft model where nothing is found", "model", False),

@@ -23,6 +23,7 @@ from jaxspec.models.registry import family_of
 from jaxspec.proposers.base import HostProposer, Proposer, no_proposer
 from jaxspec.proposers.draft_model import draft_model
 from jaxspec.proposers.ngram import ngram
+from jaxspec.proposers.suffix import SuffixProposer
 from jaxspec.sampling.grammar import GrammarCompiler
 from jaxspec.sampling.processors import LogitsProcessor
 from jaxspec.step.pack import geometric_buckets
@@ -223,6 +224,15 @@ def _proposer(
                 f"the proposer drafts {custom.num_tokens=} tokens, the config says {num_tokens=}; align them"
             )
         return (custom, None) if isinstance(custom, Proposer) else (no_proposer(), custom)
+    if speculative.method == "suffix":
+        return no_proposer(), SuffixProposer(
+            num_tokens,
+            max_model_len=resolved.max_model_len,
+            max_tree_depth=speculative.suffix_decoding_max_tree_depth,
+            max_cached_requests=speculative.suffix_decoding_max_cached_requests,
+            max_spec_factor=speculative.suffix_decoding_max_spec_factor,
+            min_token_prob=speculative.suffix_decoding_min_token_prob,
+        )
     if speculative.method == "ngram":
         return ngram(
             num_tokens=num_tokens,

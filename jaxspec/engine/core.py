@@ -45,6 +45,7 @@ class EngineCore:
         self.state: Any = parts.state  # taken: whoever else holds `parts.state` finds it donated
         self._programs = parts.programs
         self._host_proposer = parts.host_proposer
+        self.last_host_width = 0  # columns of drafts in the last round, where they come from the host
         self._requests: dict[str, Request] = {}
         self._sequences: dict[str, tuple[Request, Sequence]] = {}
         self._seeds = np.random.default_rng(self.config.seed)
@@ -241,7 +242,7 @@ class EngineCore:
             num_rounds = self._programs.shapes.max_rounds if self.scheduler.only_decodes else 1
             self.state, output = self._programs.decode_rounds(self._weights, self.state, batch, num_rounds)
             return output
-        drafts = self._host_drafts(rows, batch.rows_B.shape[0], may_be_plain=not self.config.exact)
+        drafts = self._host_drafts(rows, batch.rows_B.shape[0], may_be_short=not self.config.exact)
         self.state, output = self._programs.verify_commit(self._weights, self.state, batch, drafts)
         return output
 
@@ -253,7 +254,7 @@ class EngineCore:
         if self._host_proposer is None:
             drafts, self.state = programs.propose(self._weights, self.state, batch)
         else:
-            drafts = self._host_drafts(rows, batch.rows_B.shape[0], may_be_plain=False)
+            drafts = self._host_drafts(rows, batch.rows_B.shape[0], may_be_short=False)
         self.state, logits_BJV = programs.forward(self._weights, self.state, batch, drafts)
         # What the host does with the drafts overlaps the forward pass.
         ids_BK, counts_B = np.asarray(drafts.token_ids_BK), np.asarray(drafts.counts_B)
@@ -301,11 +302,11 @@ class EngineCore:
         return limit if schedule is None else drafts_at(schedule, num_rows, max_tokens=limit)
 
     def _host_drafts(
-        self, rows: SequenceOf[tuple[Request, Sequence]], bucket_rows: int, *, may_be_plain: bool
+        self, rows: SequenceOf[tuple[Request, Sequence]], bucket_rows: int, *, may_be_short: bool
     ) -> Drafts:
         """What the host proposer guesses, cut to what each row can use, padded.
 
-        may_be_plain: K = 0, the plain program, when nothing is guessed at all.
+        may_be_short: fewer columns than K where the guesses are short, none where nothing is guessed at all.
         """
         assert self._host_proposer is not None
         K = self._programs.shapes.num_host_drafts
@@ -321,8 +322,9 @@ class EngineCore:
             wish = request.params.max_drafts
             room = sequence.progress.max_output_tokens - len(sequence.progress.token_ids) - 1
             counts.append(min(len(guess), most, room, K if wish is None else wish))
-        if may_be_plain and not any(counts):
-            K = 0
+        if may_be_short:
+            K = pack.bucket_of(max(counts), self._programs.shapes.host_drafts)
+        self.last_host_width = K
         token_ids_BK = np.full((bucket_rows, K), -1, np.int32)
         counts_B = np.zeros(bucket_rows, np.int32)
         for index, (guess, count) in enumerate(zip(guesses, counts, strict=True)):

@@ -147,7 +147,7 @@ def _suffixes(token_ids: np.ndarray, ends: np.ndarray, pattern: np.ndarray) -> l
 def _follow(token_ids: np.ndarray, places: np.ndarray, limit: int, min_token_prob: float) -> Guess:
     guessed: list[int] = []
     places = places[-_MOST_COUNTED:]
-    prob, score, total = 1.0, 0.0, len(places) + 1
+    score, total = 0.0, len(places) + 1
     while len(guessed) < limit:
         places = places[places < len(token_ids)]
         followers = token_ids[places]
@@ -157,12 +157,11 @@ def _follow(token_ids: np.ndarray, places: np.ndarray, limit: int, min_token_pro
         followers = token_ids[places]
         token_id = _most_frequent(followers)
         places = places[followers == token_id] + 1
-        prob *= len(places) / total
+        prob = len(places) / total
         if prob < min_token_prob:
             break
         guessed.append(token_id)
         score += prob
-        total = len(places)
     return Guess(guessed, score)
 
 

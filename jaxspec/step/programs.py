@@ -35,8 +35,8 @@ class Shapes:
 
     batch_rows, chunk_tokens: ascending buckets; max_rows: rows of the table (the guard row comes on top);
     max_rounds: rounds before the host looks; num_host_drafts: K where drafts come from the host, between the two
-    halves of a round, else 0; split_rows: the batch buckets whose rounds can also be run in three parts, for a host
-    that edits logits in between; none where it never does.
+    halves of a round, else 0, fewer being padded to the next of a short menu; split_rows: the batch buckets whose
+    rounds can also be run in three parts, for a host that edits logits in between; none where it never does.
     """
 
     batch_rows: tuple[int, ...]
@@ -47,6 +47,14 @@ class Shapes:
     max_model_len: int
     max_rounds: int
     num_host_drafts: int
+
+    @property
+    def host_drafts(self) -> tuple[int, ...]:
+        """The numbers of drafts that rounds with host drafts are compiled for, ascending: none, a few, all."""
+        sizes = [self.num_host_drafts]
+        while sizes[-1] > 2 and len(sizes) < 3:
+            sizes.append(-(-sizes[-1] // 4))
+        return (0, *reversed(sizes))
 
     @property
     def guard_row(self) -> int:
@@ -198,7 +206,7 @@ def _program_list(target: Target, proposer: Proposer, shapes: Shapes, weights: A
             yield f"decode_rounds[B={rows}]", lower(run, 1, weights, state, batch, np.int32(0))
             continue
         run = _stacked(functools.partial(rounds.verify_commit, target))
-        for K in (0, shapes.num_host_drafts):
+        for K in shapes.host_drafts:
             yield f"verify_commit[B={rows},K={K}]", lower(run, 1, weights, state, batch, drafts_of(rows, K))
 
     for rows in shapes.split_rows:

@@ -10,6 +10,7 @@ from jaxspec import SamplingParams
 from tests.lossless.engines import MAX_MODEL_LEN, VOCAB_SIZE, custom, draft_model, make_engine, ngram
 from tests.lossless.replay import HostReplay, Script, replay_proposer, set_scripts
 from tests.oracle.llama import assert_says, continuation, row_of
+from tests.oracle.suffix import suffix_guess
 
 CASES = [
     *itertools.product(("ngram", "draft_model", "replay"), range(1, 9)),
@@ -17,6 +18,7 @@ CASES = [
     *itertools.product(("probabilistic",), (1, 2, 3, 5, 8)),
     *itertools.product(("host_replay",), (1, 2, 4, 8)),
     *itertools.product(("self_draft",), (1, 8)),
+    *itertools.product(("suffix",), (3, 8)),
 ]
 SAMPLED = (
     {"temperature": 1.0},
@@ -84,6 +86,9 @@ def case(request, target, drafter, drafter_oracle, target_oracle):
         config, guess = draft_model(K, drafter), drafted(drafter_oracle)
     elif name == "self_draft":
         config, guess = draft_model(K, target), drafted(target_oracle)
+    elif name == "suffix":  # of its own text alone: what others left behind depends on who ended first
+        config = {"method": "suffix", "num_speculative_tokens": K, "suffix_decoding_max_cached_requests": 0}
+        guess = suffix_guess
     elif name == "probabilistic":
         rule = ("coupled", "standard")[K % 2]
         config = draft_model(K, drafter, "probabilistic", rejection_sample_method=rule)
