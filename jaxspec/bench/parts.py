@@ -14,8 +14,8 @@ from jaxspec.engine.core import EngineCore
 from jaxspec.models.base import Tokens
 from jaxspec.sampling.params import SamplingParams
 from jaxspec.step import pack, rounds
-from jaxspec.step.state import Batch
 from jaxspec.step.judge import judge
+from jaxspec.step.state import Batch
 from jaxspec.types import Drafts
 
 _PERIOD = 8  # tokens of a prompt that repeats itself: every round drafts
