@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -121,7 +122,11 @@ def _value(kind: type[StrictConfig], name: str, text: str) -> Any:
         return None
     if name == "speculative_config":
         try:
-            return yaml.safe_load(text)  # of which JSON is a part
+            return json.loads(text)
+        except json.JSONDecodeError:
+            pass
+        try:
+            return yaml.safe_load(text)
         except yaml.YAMLError as error:
             raise ConfigError(
                 f"{_flag(name)} must be JSON or a YAML block ({error}), got {text!r}; quote it for the shell"

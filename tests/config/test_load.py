@@ -45,6 +45,9 @@ def test_flags_become_typed_values():
 
 
 def test_a_yaml_block_is_as_good_as_json():
+    small = '{"method": "suffix", "suffix_decoding_min_token_prob": 1e-1}'  # no number in YAML
+    engine, _ = from_words("--model", "m", "--speculative-config", small)
+    assert engine.speculative_config.suffix_decoding_min_token_prob == 0.1
     block = "method: ngram\nnum_speculative_tokens: 2\n"
     engine, _ = from_words("--model", "m", "--speculative-config", block)
     assert (engine.speculative_config.method, engine.speculative_config.num_speculative_tokens) == ("ngram", 2)

@@ -45,6 +45,34 @@ def test_a_method_that_is_not_built_is_refused_by_name(method):
         Engine(str(TINY / "llama"), speculative_config={"method": method, "model": "m", "num_speculative_tokens": 3})
 
 
+STARTS = {
+    "ngram": {},
+    "suffix": {},
+    "draft_model": {"model": "drafter"},
+    "custom": {"model": "my_drafts.make"},
+}
+
+
+def test_every_method_without_a_head_starts_an_engine(spoken, drafter, my_drafts):
+    """Heads have targets of their own, in their own tests."""
+    built = {
+        name for name, method in METHODS.items() if method.is_built and method.needs in ("context", "model", "code")
+    }
+    assert set(STARTS) == built
+    my_drafts.make = lambda resolved: HostReplay(resolved.num_speculative_tokens)
+    params = SamplingParams(temperature=0, max_tokens=6)
+    said = set()
+    for method, more in STARTS.items():
+        given = {"method": method, "num_speculative_tokens": 2} | more
+        if more.get("model") == "drafter":
+            given["model"] = str(drafter)
+        engine = make_engine(spoken, given, max_num_seqs=1)
+        assert engine.config.speculative_config.method == method
+        (output,) = engine.generate("hello hello", params, use_tqdm=False)
+        said.add(tuple(output.outputs[0].token_ids))
+    assert len(said) == 1
+
+
 def test_no_draft_at_all():
     assert find_draft(None, None) == (None, None, None)
     with pytest.raises(ConfigError, match="'draft_model' needs 'model'"):
