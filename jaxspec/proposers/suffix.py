@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-_MOST_COUNTED = 4096  # places whose followers are counted; the newest, where there are more
+# The newest places of a token are looked at, and of a suffix counted, where there are more: it bounds a guess's time.
+_MOST_PLACES, _MOST_COUNTED = 2**15, 2**12
 
 
 class Guess(NamedTuple):
@@ -78,9 +79,10 @@ class PastAnswers:
         """Positions that a token's occurrences end before."""
         places = self._places.get(token_id)
         if places is None:
-            return np.empty(0, np.int64)
-        found = np.frombuffer(places, np.int32)
-        return found[np.searchsorted(found, self._answers[0], side="right") :].astype(np.int64)
+            return np.empty(0, np.int32)
+        # A copy: what an array lends cannot grow meanwhile.
+        found = np.frombuffer(places, np.int32)[-_MOST_PLACES:].copy()
+        return found[np.searchsorted(found, self._answers[0], side="right") :]
 
     def _index(self, start: int) -> None:
         for place, token_id in enumerate(self._buffer.token_ids[start:].tolist(), start + 1):
@@ -136,7 +138,7 @@ def _suffixes(token_ids: np.ndarray, ends: np.ndarray, pattern: np.ndarray) -> l
     while len(ends):
         further = ends[:0]
         if length < len(pattern):
-            further = ends[ends > length]
+            further = ends[np.searchsorted(ends, length, side="right") :]
             further = further[token_ids[further - 1 - length] == pattern[-1 - length]]
         if len(further) < len(ends):
             found.append((length, ends))
