@@ -91,7 +91,7 @@ def test_greedy_drafts_are_the_drafts_likeliest_shared_tokens(request, target, t
         answer = answer_of(target_oracle, prompt, params)
         assert_says(output.outputs[0].token_ids, answer)
         stats = output.metrics.speculative_decoding
-        num_accepted += stats["num_accepted_tokens"]
+        num_accepted += stats["num_accepted_draft_tokens"]
         if min(answer.leads) > 1e-3:
             assert stats["acceptance_histogram"] == histogram_of(K, prompt, answer.token_ids, guess)
     assert num_accepted > 20
@@ -108,7 +108,7 @@ def test_drawn_drafts_lose_nothing_either(target, other, target_oracle):
     )
     for output, (prompt, params) in zip(outputs, requests, strict=True):
         assert_says(output.outputs[0].token_ids, answer_of(target_oracle, prompt, params))
-    assert sum(output.metrics.speculative_decoding["num_accepted_tokens"] for output in outputs) > 20
+    assert sum(output.metrics.speculative_decoding["num_accepted_draft_tokens"] for output in outputs) > 20
 
 
 def refusal(target, folder, **more):
