@@ -16,7 +16,7 @@ from tests.serve.fake import LETTERS
 
 K = 3
 TARGET = LETTERS + "#"  # 32 tokens
-OTHER = "?zyxwvuts012345abcdefghijklm "  # other tokens at other ids, some of them shared
+OTHER = "?zyxwvuts01234 5:abcdefghijklmnop!"  # other tokens at other ids, most of them shared
 PADDED = TARGET  # its model has more rows
 
 
@@ -95,7 +95,6 @@ def test_greedy_drafts_are_the_drafts_likeliest_shared_tokens(request, target, t
         if min(answer.leads) > 1e-3:
             assert stats["acceptance_histogram"] == histogram_of(K, prompt, answer.token_ids, guess)
     assert num_accepted > 20
-    assert engine.compiles_after_ready == 0
 
 
 def test_drawn_drafts_lose_nothing_either(target, other, target_oracle):
