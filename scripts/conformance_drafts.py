@@ -169,7 +169,8 @@ def run_vocab_mapping(case_name: str, given: Mapping[str, Any], expected: Any) -
 def check_masked(mapping: VocabMapping, size: int) -> None:
     """What the proposer makes of any logits of the draft: -inf for what is not shared, the rest by the target's ids."""
     logits_BV = np.arange(2 * size, dtype=np.float32).reshape(2, size)
-    found_BV = np.asarray(to_target_vocabulary(logits_BV, mapping.target_to_draft_V, mapping.is_shared_V))
+    arrays = map(jnp.asarray, (logits_BV, mapping.target_to_draft_V, mapping.is_shared_V))
+    found_BV = np.asarray(to_target_vocabulary(*arrays))
     for token_id, draft_id in enumerate(mapping.target_to_draft_V):
         expected = logits_BV[:, draft_id] if mapping.is_shared_V[token_id] else np.full(2, -np.inf)
         check(found_BV[:, token_id].tolist(), expected.tolist())
