@@ -96,7 +96,10 @@ def self_attention(
     window: int | None,
     layer_scale: float = 1.0,
 ) -> tuple[jax.Array, jax.Array]:
-    """Grouped-query attention of normed tokens: (out_ND, pool). layer_scale: times the config's scale of scores."""
+    """Grouped-query attention of normed tokens: (out_ND, pool). layer_scale: times the config's scale of scores.
+
+    A layer with a "gate" weighs each feature of its heads by a sigmoid before they are joined.
+    """
     Q, G, H = config.num_heads, config.num_kv_heads, config.head_dim
     B, T = place.tokens.token_ids_BT.shape
     qkv = linear(x_ND, w["qkv"], w.get("qkv_bias"))
@@ -114,4 +117,7 @@ def self_attention(
         window=window,
         softcap=config.attention_softcap,
     )
-    return linear(out.reshape(B * T, Q * H), w["o"], w.get("o_bias")), pool
+    out_NH = out.reshape(B * T, Q * H)
+    if "gate" in w:
+        out_NH = out_NH * jax.nn.sigmoid(linear(x_ND, w["gate"]))
+    return linear(out_NH, w["o"], w.get("o_bias")), pool

@@ -87,7 +87,7 @@ def decoder_forward(
     x_BTD = embed(weights["embed"], tokens.token_ids_BT)
     rotation = rope_tables(tokens.positions_BT, config.rope, config.head_dim)
     x_BTD, pool = run_layers(
-        lambda window: _pre_norm_layer(config, window),
+        lambda window: pre_norm_layer(config, window),
         config.sliding_window_layers,
         weights["layers"],
         x_BTD,
@@ -98,7 +98,8 @@ def decoder_forward(
     return rms_norm(x_BTD, weights["final_norm"], config.norm_eps), pool
 
 
-def _pre_norm_layer(config: ModelConfig, window: int | None) -> Layer:
+def pre_norm_layer(config: ModelConfig, window: int | None) -> Layer:
+    """Grouped-query attention, then the MLP, each on a normed state and added to it."""
     eps = config.norm_eps
 
     def layer(w, x_BTD, pool, place: Place):

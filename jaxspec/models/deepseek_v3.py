@@ -71,7 +71,7 @@ def forward(weights: Weights, config: ModelConfig, tokens: Tokens, pool: jax.Arr
     x_BTD = embed(weights["embed"], tokens.token_ids_BT)
     rotation = rope_tables(tokens.positions_BT, config.rope, _mla(config).rope_head_dim)
     x_BTD, pool = run_layers(
-        lambda _: _layer(config),
+        lambda _: latent_layer(config),
         [None] * config.num_layers,
         weights["layers"],
         x_BTD,
@@ -82,7 +82,8 @@ def forward(weights: Weights, config: ModelConfig, tokens: Tokens, pool: jax.Arr
     return rms_norm(x_BTD, weights["final_norm"], config.norm_eps), pool
 
 
-def _layer(config: ModelConfig) -> Layer:
+def latent_layer(config: ModelConfig) -> Layer:
+    """Latent attention, then the MLP, each on a normed state and added to it."""
     eps = config.norm_eps
 
     def layer(w, x_BTD, pool, place: Place):

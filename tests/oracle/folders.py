@@ -17,6 +17,9 @@ def _kinds(folder: Path) -> list[str]:
 
 TARGETS = [folder.name for folder in sorted(TINY.iterdir()) if "target" in _kinds(folder)]
 
+# (folder, kind of drafter): a folder of its own, or a module in a target's.
+DRAFTERS = [(folder.name, kind) for folder in sorted(TINY.iterdir()) for kind in _kinds(folder) if kind != "target"]
+
 
 def write_llama(
     folder: Path,

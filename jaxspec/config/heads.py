@@ -1,0 +1,106 @@
+"""Host. What a trained draft head is, as data: one description a kind, whatever format its files were in.
+
+A stream is the target's residual stream without a norm: stream i is what enters layer i, stream 0 the embeddings, and
+stream n, of a target with n layers, what its final norm reads.
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from jaxspec.config.model import ModelConfig
+
+
+class _Head(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class EagleConfig(_Head):
+    """EAGLE (1 and 2, which differ by their trees alone) and EAGLE-3: a few decoder layers over the target's states.
+
+    Of an embedding, a vocabulary head or an id map that the files lack, the target's is meant, and no map.
+    """
+
+    kind: Literal["eagle", "eagle3"]
+    model: ModelConfig  # the layers; their vocabulary is the one that goes in
+    target_hidden_size: int
+    draft_vocab_size: int  # what comes out
+    aux_streams: tuple[int, ...] = ()  # of the target, concatenated; none: its hidden states after the final norm
+    fc_bias: bool = False
+    has_embed: bool = False
+    has_head: bool = False
+    is_head_tied: bool = False  # to the head's own embedding, or the target's in its place
+    id_map: Literal["d2t", "token_map"] | None = None  # the tensor that maps draft ids to target ids
+    has_first_norm: bool = False  # eagle: layer 0 norms what it attends to, as it does in a few families
+    has_final_norm: bool = False  # eagle: the same for a norm behind the last layer, whose output is then fed back
+    is_later_norm_hidden_norm: bool = False  # layers from 1 on call their first norm hidden_norm
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False  # one norm over the concatenation
+    fc_norm: bool = False  # one norm a stream
+    norm_output: bool = False  # what is fed back is normed
+    logit_scale: float = 1.0
+
+
+class MtpConfig(_Head):
+    """A multi-token-prediction module inside a target's checkpoint: norms, a projection, one layer of its own kind."""
+
+    kind: Literal["mtp"] = "mtp"
+    layout: Literal["nextn", "mtp", "mimo", "ernie"]
+    model: ModelConfig  # the one layer
+    prefix: str  # of the module's tensors
+    has_embed: bool = False
+    has_head: bool = False
+    fc_bias: bool = False
+
+    @property
+    def aux_streams(self) -> tuple[int, ...]:
+        """MiMo's module alone reads the target's states before the final norm."""
+        return (self.model.num_mtp_layers,) if self.layout == "mimo" else ()
+
+
+class MedusaConfig(_Head):
+    """Heads beside the target's: head i guesses the token i + 2 places after the state that all of them read."""
+
+    kind: Literal["medusa"] = "medusa"
+    num_heads: int
+    num_blocks: int  # residual blocks a head
+    hidden_size: int
+    draft_vocab_size: int
+    has_bias: bool
+    own_heads: Literal["each", "one", "none"]  # vocabulary heads in the file; none: the target's
+    has_map: bool = False
+    logit_scale: float = 1.0
+    aux_streams: tuple[int, ...] = ()
+
+
+class MlpSpeculatorConfig(_Head):
+    """A recurrence without attention: state and last token go in, the next token and state come out."""
+
+    kind: Literal["mlp_speculator"] = "mlp_speculator"
+    hidden_size: int
+    inner_size: int
+    num_steps: int
+    vocab_size: int
+    is_tied: bool = False
+    scale_input: bool = False
+    aux_streams: tuple[int, ...] = ()
+
+
+class DflashConfig(_Head):
+    """Block diffusion: one pass fills a block of mask tokens, over keys made of the target's streams."""
+
+    kind: Literal["dflash"] = "dflash"
+    model: ModelConfig
+    target_hidden_size: int
+    aux_streams: tuple[int, ...]
+    block_size: int
+    mask_token_id: int
+    draft_vocab_size: int
+    is_causal: tuple[bool, ...]  # one a layer, inside the block
+    value_scale: float = 1.0
+    has_embed: bool = False
+    has_head: bool = False
+    has_map: bool = False
+
+
+HeadConfig = EagleConfig | MtpConfig | MedusaConfig | MlpSpeculatorConfig | DflashConfig

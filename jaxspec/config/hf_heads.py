@@ -1,0 +1,253 @@
+"""Host. The config.json of a trained draft head, read beside the names and shapes of its tensors.
+
+Published files leave much unsaid, and runtimes disagree on the rest; every choice made here is logged.
+"""
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from jaxspec.config.fields import Fields
+from jaxspec.config.heads import (
+    DflashConfig,
+    HeadConfig,
+    MedusaConfig,
+    MlpSpeculatorConfig,
+    MtpConfig,
+)
+from jaxspec.config.hf import model_config_from_hf
+from jaxspec.config.hf_eagle import (
+    LABEL,
+    Shapes,
+    canonical,
+    check_vocabulary,
+    chose,
+    eagle_config,
+    layer_config,
+    nested_fields,
+)
+from jaxspec.config.model import ModelConfig
+from jaxspec.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+
+def head_config(
+    kind: str,
+    config: Mapping[str, Any],
+    shapes: Shapes,
+    target: ModelConfig,
+    *,
+    aux_layer_ids: tuple[int, ...] | None = None,
+) -> HeadConfig:
+    """What a drafter's folder describes.
+
+    Args:
+      kind: "eagle", "eagle3", "medusa", "mlp_speculator", "dflash" or "mtp" (then config and shapes are the target's).
+      config: the parsed config.json.
+      shapes: of every tensor.
+      target: the model it drafts for.
+      aux_layer_ids: the target's streams to read, in place of what the config says.
+
+    Raises:
+      ConfigError: a kind or option that is not supported, a missing key, or what cannot draft for this target.
+    """
+    readers: dict[str, Callable[[], HeadConfig]] = {
+        "eagle": lambda: eagle_config("eagle", config, shapes, target, aux_layer_ids),
+        "eagle3": lambda: eagle_config("eagle3", config, shapes, target, aux_layer_ids),
+        "medusa": lambda: _medusa(config, shapes, target),
+        "mlp_speculator": lambda: _mlp_speculator(config, shapes, target),
+        "dflash": lambda: _dflash(config, shapes, target, aux_layer_ids),
+        "mtp": lambda: _mtp(shapes, target),
+    }
+    if kind not in readers:
+        raise ConfigError(f"draft heads of kind {kind!r} are not supported; supported: {', '.join(readers)}")
+    return readers[kind]()
+
+
+# Medusa and the MLP speculator
+
+_MEDUSA = re.compile(r"(?:medusa_heads?\.)?(\d+)\.(\d+)\.(linear\.)?(weight|bias)")
+_MEDUSA_VLLM = re.compile(r"(?:medusa_heads\.)?blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)")
+
+
+def _medusa(config: Mapping[str, Any], shapes: Shapes, target: ModelConfig) -> MedusaConfig:
+    """Heads and blocks are counted from the tensors: the published config of a five-head file says two."""
+    fields = Fields(config, LABEL)
+    blocks: dict[tuple[int, int], tuple[int, ...]] = {}
+    for name, shape in shapes.items():
+        match = _MEDUSA_VLLM.fullmatch(name) or _MEDUSA.fullmatch(name)
+        is_block = match is not None and (match.re is _MEDUSA_VLLM or match[3])
+        if match is not None and is_block and name.endswith(".weight"):
+            blocks[int(match[1]), int(match[2])] = shape
+    if not blocks:
+        raise ConfigError("a Medusa checkpoint needs tensors '0.0.linear.weight' or 'blocks.0.layers.0.weight', found "
+                          f"{sorted(shapes)[:3]}; fetch it again")  # fmt: skip
+    num_heads, num_blocks = (1 + max(key[axis] for key in blocks) for axis in (0, 1))
+    for keys, count in ((("medusa_num_heads", "num_heads"), num_heads), (("medusa_num_layers",), num_blocks)):
+        stated = next((fields.raw(key) for key in keys if key in fields), count)
+        if stated != count:
+            logger.warning("draft head: config says %s=%s, the file has %d; the tensors win", keys[0], stated, count)
+    hidden_size = next(iter(blocks.values()))[-1]
+    if hidden_size != target.hidden_size:
+        raise ConfigError(f"the Medusa heads are {hidden_size} wide, the target {target.hidden_size}; take heads that "
+                          "were trained for this target")  # fmt: skip
+    own: Literal["each", "one", "none"] = "each"
+    if not any(_is_medusa_head(name) for name in shapes):
+        own = "one" if any(name.endswith("lm_head.weight") for name in shapes) else "none"
+    has_map = any(name.endswith("token_map") for name in shapes)
+    truncated = fields.optional_integer("truncated_vocab_size")
+    size = target.vocab_size if truncated is None or not has_map else truncated
+    return MedusaConfig(
+        num_heads=num_heads,
+        num_blocks=num_blocks,
+        hidden_size=hidden_size,
+        draft_vocab_size=size,
+        has_bias=any(name.endswith(("linear.bias", "layers.0.bias")) for name in shapes),
+        own_heads=chose("vocabulary heads", own, "as stored"),
+        has_map=has_map,
+        logit_scale=fields.positive("logit_scale", 1.0),
+    )
+
+
+def _is_medusa_head(name: str) -> bool:
+    match = _MEDUSA.fullmatch(name)
+    return (match is not None and not match[3]) or re.fullmatch(
+        r"(medusa_heads\.)?lm_heads\.\d+\.weight", name
+    ) is not None
+
+
+def _mlp_speculator(config: Mapping[str, Any], shapes: Shapes, target: ModelConfig) -> MlpSpeculatorConfig:
+    fields = Fields(config, LABEL)
+    if "sum_lstm" in (fields.raw("method"), fields.raw("model_type")) or any("forget_" in name for name in shapes):
+        raise ConfigError(
+            "the LSTM form of the MLP speculator is not supported; take an 'mlp_speculator' of IBM's kind"
+        )
+    hidden_size = fields.integer("emb_dim")
+    if (hidden_size, fields.integer("vocab_size")) != (target.hidden_size, target.vocab_size):
+        raise ConfigError(
+            f"the speculator reads states {hidden_size} wide over {fields.raw('vocab_size')} tokens, the target has "
+            f"{target.hidden_size} and {target.vocab_size}; take the one trained for this target"
+        )
+    return MlpSpeculatorConfig(
+        hidden_size=hidden_size,
+        inner_size=fields.integer("inner_dim", 0, minimum=0) or hidden_size,
+        num_steps=fields.integer("n_predict"),
+        vocab_size=target.vocab_size,
+        is_tied=fields.flag("tie_weights", False),
+        scale_input=fields.flag("scale_input", False),
+    )
+
+
+# Multi-token prediction
+
+
+def _mtp(shapes: Shapes, target: ModelConfig) -> MtpConfig:
+    """A target's own module, told by its tensors' names; the layer is of the target's kind."""
+    n = target.num_layers
+    outer = target.tensor_prefix.removesuffix("model.")
+    layouts: dict[Literal["nextn", "mtp", "mimo", "ernie"], tuple[str, str]] = {  # layout: (prefix, a tensor it has)
+        "nextn": (f"{target.tensor_prefix}layers.{n}.", "eh_proj.weight"),
+        "mtp": (f"{outer}mtp.", "fc.weight"),
+        "mimo": (f"{target.tensor_prefix}mtp_layers.0.", "input_proj.weight"),
+        "ernie": (f"{target.tensor_prefix}mtp_", "linear_proj.0.weight"),
+    }
+    found = [(name, prefix) for name, (prefix, proof) in layouts.items() if prefix + proof in shapes]
+    if not found:
+        raise ConfigError(
+            "method 'mtp' needs a target whose checkpoint holds a multi-token-prediction module, found none of "
+            f"{', '.join(prefix + proof for prefix, proof in layouts.values())}; take the original checkpoint "
+            "(many copies leave the module out) or another method"
+        )
+    layout, prefix = found[0]
+    is_expert = any(name.startswith(prefix) and ".experts." in name for name in shapes)
+    if layout == "mtp" and is_expert:
+        raise ConfigError("an MTP module of Qwen's kind with experts is not supported; use another method")
+    moe = target.moe.model_copy(update={"layers": (True,)}) if target.moe is not None and is_expert else None
+    values: dict[str, Any] = {
+        "num_layers": 1,
+        "moe": moe,
+        "sliding_window_layers": (None,),
+        "num_mtp_layers": n,
+        "tie_word_embeddings": False,
+    }
+    if layout == "mtp" and target.rope is not None:
+        values |= {
+            "rope": target.rope.model_copy(update={"partial_factor": 0.25}),
+            "qk_norm": True,
+            "qkv_bias": f"{prefix}layers.0.self_attn.q_proj.bias" in shapes,
+            "o_bias": False,
+        }
+    fc_bias = f"{prefix}linear_proj.0.bias" in shapes
+    return MtpConfig(
+        layout=chose("module", layout, f"tensors {prefix}*"),
+        model=target.model_copy(update=values),
+        prefix=prefix,
+        has_embed=f"{prefix}embed_tokens.weight" in shapes,
+        has_head=f"{prefix}shared_head.head.weight" in shapes,
+        fc_bias=layout == "ernie" and fc_bias,
+    )
+
+
+# DFlash
+
+
+def _dflash(
+    config: Mapping[str, Any], shapes: Shapes, target: ModelConfig, aux_layer_ids: tuple[int, ...] | None
+) -> DflashConfig:
+    is_speculators = "speculators_model_type" in config
+    fields, nested = Fields(config, LABEL), nested_fields(config, "dflash_config")
+    layers = layer_config(config) if is_speculators else dict(config)
+    layers |= {"architectures": None, "model_type": "qwen3", "tie_word_embeddings": False}
+    layers.setdefault("rope_theta", 1e6)
+    if layers.get("is_neox_style") is False:
+        raise ConfigError("is_neox_style must be true: heads that turn in pairs are not supported here")
+    if nested.raw("use_swa"):
+        layers["sliding_window"] = nested.integer("swa_window_size")
+        layers["use_sliding_window"] = True
+    if layers.get("layer_types") and "sliding_attention" in layers["layer_types"]:
+        layers["use_sliding_window"] = True
+    if nested.raw("attention_sink_bias"):
+        raise ConfigError("dflash_config attention_sink_bias is not supported; take a head without sinks")
+    model = model_config_from_hf(layers, None, ["lm_head.weight"])
+    known = {canonical(name): shape for name, shape in shapes.items()}
+    n, L = target.num_layers, model.num_layers
+    if aux_layer_ids is not None:
+        streams = aux_layer_ids
+    elif is_speculators and fields.raw("aux_hidden_state_layer_ids") is not None:
+        streams = tuple(fields.raw("aux_hidden_state_layer_ids"))  # these number streams, target_layer_ids layers
+    else:
+        ids = nested.raw("target_layer_ids", fields.raw("target_layer_ids"))
+        if ids is None:
+            ids = [n // 2] if L == 1 else [round(1 + i * (n - 4) / (L - 1)) for i in range(L)]
+        streams = tuple(i + 1 for i in ids)
+    chose("streams", streams, "of the target")
+    if any(type(i) is not int or not 0 <= i <= n for i in streams):
+        raise ConfigError(f"the target's streams {list(streams)} must lie in 0..{n}; correct target_layer_ids")
+    stated = fields.raw("is_causal", nested.raw("causal"))
+    sliding_is_causal = not fields.flag("sliding_window_non_causal", True) if is_speculators else True
+    is_causal = tuple(
+        stated if isinstance(stated, bool) else window is not None and sliding_is_causal
+        for window in model.sliding_window_layers
+    )
+    if any(window is not None and not causal
+           for window, causal in zip(model.sliding_window_layers, is_causal, strict=True)):  # fmt: skip
+        raise ConfigError("sliding layers that look ahead inside the block are not supported; take a head without them")
+    mask_token_id = nested.optional_integer("mask_token_id", minimum=0)
+    draft_vocab_size = fields.integer("draft_vocab_size", model.vocab_size)
+    id_map = next((key for key in ("d2t",) if key in known), None)
+    check_vocabulary(model, target, draft_vocab_size, "lm_head.weight" in known, id_map)
+    return DflashConfig(
+        model=model,
+        target_hidden_size=target.hidden_size,
+        aux_streams=streams,
+        block_size=fields.integer("block_size", minimum=2),
+        mask_token_id=fields.integer("mask_token_id", mask_token_id, minimum=0),
+        draft_vocab_size=draft_vocab_size,
+        is_causal=is_causal,
+        value_scale=nested.positive("attention_value_scale", 1.0),
+        has_embed="embed_tokens.weight" in known,
+        has_head="lm_head.weight" in known,
+        has_map=id_map is not None,
+    )

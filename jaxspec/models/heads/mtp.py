@@ -1,0 +1,145 @@
+"""Device. Multi-token-prediction modules: one layer of the target's kind over its states and the next tokens.
+
+Source: DeepSeek-V3's report, section 2.2; fed back is the state after the module's last norm, as in transformers and
+SGLang (older vLLM feeds back the state before it).
+"""
+
+import dataclasses
+import re
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.config.heads import MtpConfig
+from jaxspec.models import deepseek_v3
+from jaxspec.models.attention import Place
+from jaxspec.models.base import Tokens, Weights
+from jaxspec.models.decoder import pre_norm_layer
+from jaxspec.models.heads.base import RecurrentHead, as_they_are, joined
+from jaxspec.models.layers import NORM_DTYPE, embed, linear, rms_norm
+from jaxspec.models.registry import family_of
+from jaxspec.models.rope import rope_tables
+from jaxspec.types import ArraySpec
+from jaxspec.weights.names import NameTable, TensorSource
+
+
+class _Layout(NamedTuple):
+    """Where a family keeps the module's own parts, after its prefix; final_norm "" = there is none."""
+
+    embed_norm: str
+    state_norm: str
+    fc: str
+    final_norm: str
+    layer: str
+    embed_first: bool = True
+    norms_plus_one: bool = False  # norms are stored as what is added to 1
+
+
+_LAYOUTS = {
+    "nextn": _Layout("enorm", "hnorm", "eh_proj", "shared_head.norm", ""),
+    "mtp": _Layout("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm", "layers.0.", norms_plus_one=True),
+    "mimo": _Layout("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm", "", embed_first=False),
+    "ernie": _Layout("emb_norm.0", "hidden_norm.0", "linear_proj.0", "", "block.0."),
+}
+_NORMS = ("attention_norm", "mlp_norm", "q_norm", "k_norm")
+
+
+def specs(config: MtpConfig, dtype: Any) -> Weights:
+    """Every parameter in the files; the layer's are those of the target's family, and a gate in Qwen's module."""
+    model = config.model
+    V, D = model.vocab_size, model.hidden_size
+    layer = dict(family_of(model.family).specs(model, dtype)["layers"][0])
+    if config.layout == "mtp":
+        layer["gate"] = ArraySpec((model.num_heads * model.head_dim, D), dtype, ("heads", "embed"))
+    tree = {
+        "embed_norm": ArraySpec((D,), NORM_DTYPE, ("embed",), 0.0),
+        "state_norm": ArraySpec((D,), NORM_DTYPE, ("embed",), 0.0),
+        "fc": ArraySpec((D, 2 * D), dtype, ("embed", "stream")),
+        "layer": layer,
+    }
+    if config.fc_bias:
+        tree["fc_bias"] = ArraySpec((D,), dtype, ("embed",))
+    if _LAYOUTS[config.layout].final_norm:
+        tree["final_norm"] = ArraySpec((D,), NORM_DTYPE, ("embed",), 0.0)
+    if config.has_embed:
+        tree["embed"] = ArraySpec((V, D), dtype, ("vocab", "embed"))
+    if config.has_head:
+        tree["head"] = ArraySpec((V, D), dtype, ("vocab", "embed"))
+    return tree
+
+
+def name_table(config: MtpConfig, tensor_names: Collection[str]) -> NameTable:
+    """The module's tensors lie among the target's, which are left unread here."""
+    del tensor_names
+    layout, model = _LAYOUTS[config.layout], config.model
+    plus_one = (_plus_one,) if layout.norms_plus_one else ()
+    own = config.prefix
+    table = {
+        "embed_norm": TensorSource((f"{own}{layout.embed_norm}.weight",), plus_one),
+        "state_norm": TensorSource((f"{own}{layout.state_norm}.weight",), plus_one),
+        "fc": TensorSource((f"{own}{layout.fc}.weight",)),
+    }
+    if config.fc_bias:
+        table["fc_bias"] = TensorSource((f"{own}{layout.fc}.bias",))
+    if layout.final_norm:
+        table["final_norm"] = TensorSource((f"{own}{layout.final_norm}.weight",), plus_one)
+    if config.has_embed:
+        table["embed"] = TensorSource((f"{own}embed_tokens.weight",))
+    if config.has_head:
+        table["head"] = TensorSource((f"{own}shared_head.head.weight",))
+    family_layer = f"{model.tensor_prefix}layers.0."
+    for path, source in family_of(model.family).name_table(model, "hf").sources.items():
+        if path.startswith("layers.0."):
+            stored = tuple(f"{own}{layout.layer}{name.removeprefix(family_layer)}" for name in source.names)
+            transforms = plus_one if path.removeprefix("layers.0.") in _NORMS and plus_one else source.transforms
+            table[f"layer.{path.removeprefix('layers.0.')}"] = TensorSource(stored, transforms)
+    if config.layout == "mtp":
+        _split_gate(table, model.num_heads)
+    return NameTable(table, (rf"(?!{re.escape(own)}).*",))
+
+
+def _split_gate(table: dict[str, TensorSource], num_heads: int) -> None:
+    """q_proj holds each head's query rows, then its gate rows."""
+
+    def half(index: int):
+        def transform(weight: np.ndarray) -> np.ndarray:
+            heads = weight.reshape(num_heads, 2, -1, *weight.shape[1:])
+            return heads[:, index].reshape(-1, *weight.shape[1:])
+
+        return transform
+
+    for path in ("layer.qkv", "layer.qkv_bias"):
+        if path in table:
+            table[path] = dataclasses.replace(table[path], transforms=(half(0), None, None))
+    table["layer.gate"] = TensorSource(table["layer.qkv"].names[:1], (half(1),))
+
+
+def _plus_one(weight: np.ndarray) -> np.ndarray:
+    return weight.astype(np.float32) + 1
+
+
+def forward(
+    weights: Weights, config: MtpConfig, tokens: Tokens, features_BTD: jax.Array, pool: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Norms of embedding and state, the projection of both, the layer, the last norm."""
+    model, layout = config.model, _LAYOUTS[config.layout]
+    assert model.rope is not None
+    eps = model.norm_eps
+    embedded_BTD = rms_norm(embed(weights["embed"], tokens.token_ids_BT), weights["embed_norm"], eps)
+    state_BTD = rms_norm(features_BTD, weights["state_norm"], eps)
+    pair = joined(embedded_BTD, state_BTD) if layout.embed_first else joined(state_BTD, embedded_BTD)
+    x_BTD = linear(pair, weights["fc"], weights.get("fc_bias")).reshape(features_BTD.shape)
+    is_latent = model.mla is not None
+    turning = model.mla.rope_head_dim if model.mla is not None else model.head_dim
+    rotation = rope_tables(tokens.positions_BT, model.rope, turning)
+    place = Place(tokens=tokens, page_offset=jnp.int32(0), rotation=rotation)
+    layer = deepseek_v3.latent_layer(model) if is_latent else pre_norm_layer(model, None)
+    x_BTD, pool = layer(weights["layer"], x_BTD, pool, place)
+    out_BTD = rms_norm(x_BTD, weights["final_norm"], eps) if layout.final_norm else x_BTD
+    return out_BTD, out_BTD, pool
+
+
+HEAD = RecurrentHead(specs, name_table, as_they_are, forward)
