@@ -45,17 +45,13 @@ class MtpConfig(_Head):
     """A multi-token-prediction module inside a target's checkpoint: norms, a projection, one layer of its own kind."""
 
     kind: Literal["mtp"] = "mtp"
-    layout: Literal["nextn", "mtp", "mimo", "ernie"]
+    layout: Literal["nextn", "mtp", "ernie"]
     model: ModelConfig  # the one layer
     prefix: str  # of the module's tensors
     has_embed: bool = False
     has_head: bool = False
     fc_bias: bool = False
-
-    @property
-    def aux_streams(self) -> tuple[int, ...]:
-        """MiMo's module alone reads the target's states before the final norm."""
-        return (self.model.num_mtp_layers,) if self.layout == "mimo" else ()
+    aux_streams: tuple[int, ...] = ()  # none: all of these read the hidden states after the final norm
 
 
 class MedusaConfig(_Head):

@@ -147,10 +147,9 @@ def _mtp(shapes: Shapes, target: ModelConfig) -> MtpConfig:
     """A target's own module, told by its tensors' names; the layer is of the target's kind."""
     n = target.num_layers
     outer = target.tensor_prefix.removesuffix("model.")
-    layouts: dict[Literal["nextn", "mtp", "mimo", "ernie"], tuple[str, str]] = {  # layout: (prefix, a tensor it has)
+    layouts: dict[Literal["nextn", "mtp", "ernie"], tuple[str, str]] = {  # layout: (prefix, a tensor it has)
         "nextn": (f"{target.tensor_prefix}layers.{n}.", "eh_proj.weight"),
         "mtp": (f"{outer}mtp.", "fc.weight"),
-        "mimo": (f"{target.tensor_prefix}mtp_layers.0.", "input_proj.weight"),
         "ernie": (f"{target.tensor_prefix}mtp_", "linear_proj.0.weight"),
     }
     found = [(name, prefix) for name, (prefix, proof) in layouts.items() if prefix + proof in shapes]
@@ -169,7 +168,6 @@ def _mtp(shapes: Shapes, target: ModelConfig) -> MtpConfig:
         "num_layers": 1,
         "moe": moe,
         "sliding_window_layers": (None,),
-        "num_mtp_layers": n,
         "tie_word_embeddings": False,
     }
     if layout == "mtp" and target.rope is not None:

@@ -1,4 +1,4 @@
-"""Device. Every drafter golden against what its authors' code said: first pass, steps on the head's own state, drafts."""
+"""Device. Every drafter golden against its authors' code: a first pass, steps on the state fed back, drafts."""
 
 import json
 

@@ -4,6 +4,7 @@ The pool holds keys and values of committed positions, which no layer's own outp
 written behind them for the pass, and overwritten later. Source: Chen et al. 2026 (DFlash).
 """
 
+import dataclasses
 from collections.abc import Collection
 from typing import Any
 
@@ -104,7 +105,7 @@ def forward(weights: Weights, config: DflashConfig, tokens: Tokens, pool: jax.Ar
     x_ND = embed(weights["embed"], tokens.token_ids_BT).reshape(B * T, -1)
     rotation = rope_tables(tokens.positions_BT, model.rope, H)
     last_B1 = jnp.max(tokens.positions_BT, axis=1, keepdims=True)
-    from_the_end = tokens.replace(positions_BT=jnp.where(tokens.positions_BT < 0, -1, last_B1))
+    from_the_end = dataclasses.replace(tokens, positions_BT=jnp.where(tokens.positions_BT < 0, -1, last_B1))
     pages_a_layer = pool.shape[0] // model.num_layers
     for index, w in enumerate(weights["layers"]):
         seen_by = tokens if config.is_causal[index] else from_the_end

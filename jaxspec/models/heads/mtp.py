@@ -34,14 +34,12 @@ class _Layout(NamedTuple):
     fc: str
     final_norm: str
     layer: str
-    embed_first: bool = True
     norms_plus_one: bool = False  # norms are stored as what is added to 1
 
 
 _LAYOUTS = {
     "nextn": _Layout("enorm", "hnorm", "eh_proj", "shared_head.norm", ""),
     "mtp": _Layout("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm", "layers.0.", norms_plus_one=True),
-    "mimo": _Layout("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm", "", embed_first=False),
     "ernie": _Layout("emb_norm.0", "hidden_norm.0", "linear_proj.0", "", "block.0."),
 }
 _NORMS = ("attention_norm", "mlp_norm", "q_norm", "k_norm")
@@ -130,8 +128,7 @@ def forward(
     eps = model.norm_eps
     embedded_BTD = rms_norm(embed(weights["embed"], tokens.token_ids_BT), weights["embed_norm"], eps)
     state_BTD = rms_norm(features_BTD, weights["state_norm"], eps)
-    pair = joined(embedded_BTD, state_BTD) if layout.embed_first else joined(state_BTD, embedded_BTD)
-    x_BTD = linear(pair, weights["fc"], weights.get("fc_bias")).reshape(features_BTD.shape)
+    x_BTD = linear(joined(embedded_BTD, state_BTD), weights["fc"], weights.get("fc_bias")).reshape(features_BTD.shape)
     is_latent = model.mla is not None
     turning = model.mla.rope_head_dim if model.mla is not None else model.head_dim
     rotation = rope_tables(tokens.positions_BT, model.rope, turning)

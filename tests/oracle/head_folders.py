@@ -1,0 +1,166 @@
+"""Host. Draft heads made for tests: published layouts with random weights, for a target folder of `write_llama`."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from tests.oracle.folders import write_folder
+
+VOCAB, HIDDEN, SMALL_VOCAB = 32, 16, 20  # of `write_llama`, and a reduced vocabulary
+
+
+def _rng_of(seed):
+    rng = np.random.default_rng(seed)
+    return lambda *shape, scale=0.3: (rng.standard_normal(shape) * scale).astype(np.float32)
+
+
+def write_eagle(
+    folder: Path,
+    kind: str,
+    *,
+    seed: int = 0,
+    num_layers: int = 1,
+    streams: tuple[int, ...] = (0, 1),
+    draft_vocab_size: int | None = None,
+    vocab_size: int = VOCAB,
+    hidden_size: int = HIDDEN,
+    stored: tuple[str, ...] = (),
+    later_norm: str = "input_layernorm",
+    biases: tuple[str, ...] = (),
+    qk_norm: bool = False,
+    is_speculators: bool = False,
+    prefix: str = "",
+    layer_0: str = "layers.0.",
+    **config,
+) -> Path:
+    """An EAGLE ("eagle") or EAGLE-3 head.
+
+    stored: of embed_tokens, lm_head, fc, norm (eagle), input_norm, fc_norm, t2d those the file has; biases: of q, o,
+    fc; config: what is written beside the shape. A tensor's name is prefix + the published one.
+    """
+    random, size = _rng_of(seed), 4
+    D, F, X = hidden_size, 24, hidden_size * len(streams)
+    draft_vocab_size = draft_vocab_size or vocab_size
+    layer_config = {
+        "model_type": "qwen3" if qk_norm else "llama",
+        "hidden_size": D,
+        "intermediate_size": F,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": size,
+        "max_position_embeddings": 128,
+        "vocab_size": vocab_size,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+    }
+    w: dict[str, np.ndarray] = {}
+
+    def norm(name, width=D):
+        w[name] = 1 + random(width, scale=0.1)
+
+    for i in range(num_layers):
+        name = layer_0 if i == 0 else f"layers.{i}."
+        wide = 2 * D if kind == "eagle3" and i == 0 else D
+        norm(name + "post_attention_layernorm.weight")
+        if kind == "eagle3" and i == 0:
+            norm(name + "input_layernorm.weight")
+            norm(name + "hidden_norm.weight")
+        elif i or "input_layernorm" in stored:
+            norm(f"{name}{later_norm}.weight")
+        for part, out in (("q", 4 * size), ("k", 2 * size), ("v", 2 * size)):
+            w[f"{name}self_attn.{part}_proj.weight"] = random(out, wide)
+            if "q" in biases:
+                w[f"{name}self_attn.{part}_proj.bias"] = random(out)
+        w[f"{name}self_attn.o_proj.weight"] = random(D, 4 * size)
+        if "o" in biases:
+            w[f"{name}self_attn.o_proj.bias"] = random(D)
+        if qk_norm:
+            norm(name + "self_attn.q_norm.weight", size)
+            norm(name + "self_attn.k_norm.weight", size)
+        for part, shape in (("gate", (F, D)), ("up", (F, D)), ("down", (D, F))):
+            w[f"{name}mlp.{part}_proj.weight"] = random(*shape)
+    if kind == "eagle" or streams:
+        w["fc.weight"] = random(D, X if kind == "eagle3" else 2 * D)
+        if "fc" in biases:
+            w["fc.bias"] = random(D)
+    if kind == "eagle3" or "norm" in stored:
+        norm("norm.weight")
+    if "input_norm" in stored:
+        norm("input_norm.weight", X)
+    if "fc_norm" in stored:
+        for i in range(len(streams)):
+            norm(f"fc_norm.{i}.weight")
+    if "embed_tokens" in stored:
+        w["embed_tokens.weight"] = random(vocab_size, D, scale=1.0)
+    if "lm_head" in stored or draft_vocab_size < vocab_size:
+        w["lm_head.weight"] = random(draft_vocab_size, D, scale=1.0)
+    if draft_vocab_size < vocab_size:
+        kept = np.sort(np.random.default_rng(seed).permutation(vocab_size)[:draft_vocab_size])
+        w["d2t"] = kept - np.arange(draft_vocab_size)
+        if "t2d" in stored:
+            w["t2d"] = np.isin(np.arange(vocab_size), kept)
+    values = {"draft_vocab_size": draft_vocab_size} if kind == "eagle3" else {}
+    if kind == "eagle3" and streams:
+        values["eagle_aux_hidden_state_layer_ids"] = list(streams)
+    if is_speculators:
+        values |= {"speculators_model_type": "eagle3", "transformer_layer_config": layer_config}
+    else:
+        values |= layer_config | {"architectures": ["LlamaForCausalLM"]}
+    return write_folder(folder, values | config, {prefix + name: tensor for name, tensor in w.items()})
+
+
+def write_medusa(
+    folder: Path,
+    *,
+    seed: int = 0,
+    num_heads: int = 3,
+    num_blocks: int = 1,
+    names: str = "original",
+    heads: str = "each",
+) -> Path:
+    """Medusa heads under the "original" names or "vllm" ones (there without biases)."""
+    random, w = _rng_of(seed), {}
+    for i in range(num_heads):
+        for j in range(num_blocks):
+            name = f"{i}.{j}.linear" if names == "original" else f"blocks.{i}.layers.{j}"
+            w[name + ".weight"] = random(HIDDEN, HIDDEN)
+            if names == "original":
+                w[name + ".bias"] = random(HIDDEN)
+        if heads == "each":
+            name = f"{i}.{num_blocks}.weight" if names == "original" else f"lm_heads.{i}.weight"
+            w[name] = random(VOCAB, HIDDEN, scale=1.0)
+    if heads == "one":
+        w["lm_head.weight"] = random(VOCAB, HIDDEN, scale=1.0)
+    config = {"medusa_num_heads": num_heads, "medusa_num_layers": num_blocks}
+    if names == "vllm":
+        config = {"model_type": "medusa", "architectures": ["MedusaModel"], "num_heads": num_heads}
+    return write_folder(folder, config, w)
+
+
+def write_mlp_speculator(
+    folder: Path, *, seed: int = 0, num_steps: int = 3, inner: int = 12, tied: bool = False
+) -> Path:
+    """An MLP speculator; the tied kind scales its input too."""
+    random, w = _rng_of(seed), {}
+    width = inner or HIDDEN
+    for i in range(1 if tied else num_steps):
+        w[f"speculator.emb.{i}.weight"] = random(VOCAB, width, scale=1.0)
+        w[f"speculator.head.{i}.weight"] = random(VOCAB, width, scale=1.0)
+        w[f"speculator.ln.{i}.weight"] = 1 + random(width, scale=0.1)
+        w[f"speculator.ln.{i}.bias"] = random(width)
+    for i in range(min(2, num_steps) if tied else num_steps):
+        w[f"speculator.proj.{i}.weight"] = random(width, HIDDEN if i == 0 else width)
+    config = {
+        "architectures": ["MLPSpeculatorPreTrainedModel"], "model_type": "mlp_speculator", "emb_dim": HIDDEN,
+        "inner_dim": inner, "n_predict": num_steps, "vocab_size": VOCAB,
+    }  # fmt: skip
+    return write_folder(folder, config | ({"tie_weights": True, "scale_input": True} if tied else {}), w)
+
+
+def edit_config(folder: Path, **changes) -> Path:
+    """The folder, its config changed in place; None removes a key."""
+    values = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in values.items() if v is not None}))
+    return folder
