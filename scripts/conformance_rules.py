@@ -55,8 +55,10 @@ def configured_rates(given: Mapping[str, Any]) -> tuple[float, ...]:
         synthetic_acceptance_rates=rates,
         synthetic_acceptance_length=length,
     )
-    assert config.synthetic_rates is not None
-    return config.synthetic_rates
+    assert config.num_speculative_tokens is not None
+    rates = config.synthetic_rates(config.num_speculative_tokens)
+    assert rates is not None
+    return rates
 
 
 def synthetic_figure(name: str, rates: tuple[float, ...], given: Mapping[str, Any]) -> Any:
