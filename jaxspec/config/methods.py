@@ -44,17 +44,17 @@ METHODS: dict[str, Method] = {
         "a smaller model trained to fill mask tokens, in one pass", "model", False, is_parallel=True,
         extra_slots=lambda num_tokens: num_tokens,
     ),
-    "eagle": Method("EAGLE 1 and 2: a layer over the target's last hidden state", "head", False, "told"),
-    "eagle3": Method("EAGLE-3: a layer over three of the target's hidden states", "head", False, "told"),
+    "eagle": Method("EAGLE 1 and 2: a layer over the target's last hidden state", "head", True, "told"),
+    "eagle3": Method("EAGLE-3: a layer over three of the target's hidden states", "head", True, "told"),
     "p_eagle": Method(
         "P-EAGLE: EAGLE-3 in one pass", "head", False, "told", is_parallel=True,
         extra_slots=lambda num_tokens: num_tokens - 1,
     ),
-    "mtp": Method("the multi-token-prediction modules of the target's checkpoint", "target", False, "told"),
-    "medusa": Method("a head for each position to come", "head", False, "told", is_parallel=True),
-    "mlp_speculator": Method("an MLP a step over the last hidden state", "head", False, "told"),
+    "mtp": Method("the multi-token-prediction modules of the target's checkpoint", "target", True, "told"),
+    "medusa": Method("a head for each position to come", "head", True, "told", is_parallel=True),
+    "mlp_speculator": Method("an MLP a step over the last hidden state", "head", True, "told"),
     "dflash": Method(
-        "block diffusion over the target's hidden states, in one pass", "head", False, "told", is_parallel=True,
+        "block diffusion over the target's hidden states, in one pass", "head", True, "told", is_parallel=True,
         extra_slots=lambda num_tokens: num_tokens,
     ),
     "dspark": Method(

@@ -64,6 +64,11 @@ class SpeculativeConfig(StrictConfig):
     prompt_lookup_match: Literal["earliest", "latest"] = Field(
         "earliest", description="ngram: which of several equally long matches to copy from; vLLM takes the earliest"
     )
+    eagle_aux_hidden_state_layer_ids: list[int] | None = Field(
+        None,
+        description="eagle3, dflash: which of the target's residual streams the head reads (stream i enters layer i), "
+        "where its own config is wrong or silent; the config's, or the default of its kind",
+    )
     suffix_decoding_max_tree_depth: int = Field(
         24, description="suffix: longest suffix looked up, in tokens, 1 or more"
     )

@@ -14,11 +14,14 @@ import numpy as np
 from jaxspec.cache.pages import pool_shape
 from jaxspec.config.engine import EngineConfig
 from jaxspec.config.hardware import read_hardware
+from jaxspec.config.heads import HeadConfig
 from jaxspec.config.model import ModelConfig
 from jaxspec.config.resolve import ModelFacts, ResolvedConfig, resolve
 from jaxspec.engine.drafts import FoundDraft, check_custom, draft_vocabulary, find_draft, load_custom
+from jaxspec.engine.heads import METHODS_WITH_HEADS, head_layers, head_proposer, num_head_parameters
 from jaxspec.errors import ConfigError
 from jaxspec.models.base import at_highest_precision
+from jaxspec.models.heads.load import load_head, open_head
 from jaxspec.models.registry import family_of
 from jaxspec.proposers.base import HostProposer, Proposer, no_proposer
 from jaxspec.proposers.draft_model import draft_model
@@ -77,30 +80,43 @@ def build(
     with ExitStack() as opened:
         checkpoint = opened.enter_context(open_checkpoint(resolve_model(config.model)))
         draft = find_draft(config.speculative_config, checkpoint)
-        draft_checkpoint, vocabulary = None, None
-        if draft.path is not None:
+        draft_checkpoint, vocabulary, head = None, None, None
+        if draft.method in METHODS_WITH_HEADS:
+            assert config.speculative_config is not None
+            streams = config.speculative_config.eagle_aux_hidden_state_layer_ids
+            head = opened.enter_context(
+                open_head(
+                    draft.method, draft.path, checkpoint, aux_layer_ids=None if streams is None else tuple(streams)
+                )
+            )
+        elif draft.path is not None:
             draft_checkpoint = opened.enter_context(open_checkpoint(draft.path))
         tokenizer = _tokenizer(config.tokenizer, checkpoint.path)
         if draft_checkpoint is not None:
             vocabulary = draft_vocabulary(config.speculative_config, checkpoint, draft_checkpoint, tokenizer)
         platform = jax.default_backend()
-        resolved = _resolve(config, platform, checkpoint, draft_checkpoint, draft)
+        resolved = _resolve(config, platform, checkpoint, draft_checkpoint, draft, head.config if head else None)
         _configure_compilation_cache(resolved)
         weights = {"target": _load(checkpoint, resolved.dtype, resolved.quantization)}
         if draft_checkpoint is not None:
             weights["draft"] = _load(draft_checkpoint, resolved.dtype)
+        if head is not None:
+            weights["draft"] = load_head(head, checkpoint.config, weights["target"], jnp.dtype(resolved.dtype))
         if vocabulary is not None:
             weights["vocabulary"] = {
                 "target_to_draft_V": jnp.asarray(vocabulary.target_to_draft_V),
                 "is_shared_V": jnp.asarray(vocabulary.is_shared_V),
             }
 
-    proposer, host_proposer = _proposer(
-        resolved, draft_checkpoint.config if draft_checkpoint else None, custom_proposer, vocabulary is not None
-    )
     drafting = resolved.speculative_config
     model = checkpoint.config.for_run(resolved.max_model_len)
     family = family_of(model.family)
+    if head is not None:
+        proposer, host_proposer = head_proposer(head.config, resolved, family, model), None
+    else:
+        proposer, host_proposer = _proposer(
+            resolved, draft_checkpoint.config if draft_checkpoint else None, custom_proposer, vocabulary is not None
+        )
     target = Target(
         at_highest_precision(family) if resolved.exact else family,
         model,
@@ -150,16 +166,20 @@ def _resolve(
     checkpoint: Checkpoint,
     draft_checkpoint: Checkpoint | None,
     found: FoundDraft,
+    head: HeadConfig | None,
 ) -> ResolvedConfig:
     target = checkpoint.config
     draft = draft_checkpoint.config if draft_checkpoint is not None else None
+    num_draft_parameters = _num_parameters(draft) if draft is not None else 0
+    if head is not None:
+        draft, num_draft_parameters = head_layers(head), num_head_parameters(head)
     memory_stats = jax.devices()[0].memory_stats()
     hardware = read_hardware(platform, (memory_stats or {}).get("bytes_limit"))
     facts = ModelFacts(
         target,
         _num_parameters(target),
         draft,
-        _num_parameters(draft) if draft is not None else 0,
+        num_draft_parameters,
         found.method,
         found.num_tokens,
     )

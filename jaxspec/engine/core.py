@@ -255,7 +255,7 @@ class EngineCore:
             drafts, self.state = programs.propose(self._weights, self.state, batch)
         else:
             drafts = self._host_drafts(rows, batch.rows_B.shape[0], may_be_short=False)
-        self.state, logits_BJV = programs.forward(self._weights, self.state, batch, drafts)
+        self.state, logits_BJV, seen_BJX = programs.forward(self._weights, self.state, batch, drafts)
         # What the host does with the drafts overlaps the forward pass.
         ids_BK, counts_B = np.asarray(drafts.token_ids_BK), np.asarray(drafts.counts_B)
         mask_BJU = np.full((*logits_BJV.shape[:2], mask_words(logits_BJV.shape[2])), 0xFFFFFFFF, np.uint32)
@@ -271,7 +271,7 @@ class EngineCore:
             except Exception as error:  # a caller's own code may raise anything
                 touched[request.request_id] = request
                 self._fail(request, error)
-        self.state, output = programs.judge_commit(self.state, batch, drafts, logits, mask_BJU)
+        self.state, output = programs.judge_commit(self.state, batch, drafts, logits, seen_BJX, mask_BJU)
         return output
 
     def _fail(self, request: Request, error: Exception) -> None:

@@ -75,8 +75,10 @@ class TracingPrograms:
         self.prompt_logprobs = parts.programs.prompt_logprobs
         self.rounds: list[RoundTrace] = []
         self.propose = jax.jit(functools.partial(rounds.propose, parts.proposer), donate_argnums=1)
-        self.forward = jax.jit(functools.partial(rounds.forward, parts.target), donate_argnums=1)
-        self._judge_commit = jax.jit(functools.partial(rounds.judge_commit, parts.target), donate_argnums=0)
+        self.forward = jax.jit(functools.partial(rounds.forward, parts.target, parts.proposer), donate_argnums=1)
+        self._judge_commit = jax.jit(
+            functools.partial(rounds.judge_commit, parts.target, parts.proposer), donate_argnums=0
+        )
 
     def decode_rounds(self, weights: Any, state: DecodeState, batch: Batch, num_rounds: int):
         del num_rounds
@@ -84,15 +86,21 @@ class TracingPrograms:
         return self.verify_commit(weights, state, batch, drafts)
 
     def verify_commit(self, weights: Any, state: DecodeState, batch: Batch, drafts: Drafts):
-        state, logits_BJV = self.forward(weights, state, batch, drafts)
-        return self.judge_commit(state, batch, drafts, logits_BJV)
+        state, logits_BJV, seen_BJX = self.forward(weights, state, batch, drafts)
+        return self.judge_commit(state, batch, drafts, logits_BJV, seen_BJX)
 
     def judge_commit(
-        self, state: DecodeState, batch: Batch, drafts: Drafts, logits_BJV: Any, mask_BJU: np.ndarray | None = None
+        self,
+        state: DecodeState,
+        batch: Batch,
+        drafts: Drafts,
+        logits_BJV: Any,
+        seen_BJX: Any,
+        mask_BJU: np.ndarray | None = None,
     ) -> tuple[DecodeState, RoundOutput]:
         """The engine's own, with its round kept."""
         anchor = int(np.asarray(state.len_R)[batch.rows_B[0]])
-        state, output = self._judge_commit(state, batch, drafts, logits_BJV, mask_BJU)
+        state, output = self._judge_commit(state, batch, drafts, logits_BJV, seen_BJX, mask_BJU)
         *token_ids, num_drafted, num_accepted = np.asarray(output.packed_BX)[0].tolist()
         token_ids = tuple(token_id for token_id in token_ids if token_id >= 0)
         last: Origin = "bonus" if num_accepted == num_drafted else "recovered"

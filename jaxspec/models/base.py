@@ -32,8 +32,10 @@ class Family(NamedTuple):
 
     specs(config, dtype) -> tree of ArraySpec; the weights have its structure.
     name_table(config, source) -> NameTable for source "hf" or "gguf".
-    forward(weights, config, tokens, pool) -> (hidden_BTD after the final norm f32, pool); pool is shaped as
-        `jaxspec.cache.pages.pool_shape` says, one cache kind a family.
+    forward(weights, config, tokens, pool, aux_streams=()) -> (hidden_BTD after the final norm f32, pool); pool is
+        shaped as `jaxspec.cache.pages.pool_shape` says, one cache kind a family. Behind the hidden state, along its
+        last axis, stand the residual streams asked for, in that order: stream i is what enters layer i, stream L what
+        leaves the last.
     logits(weights, config, hidden_BTD) -> logits_BTV f32.
     int8_names: last words of the paths of parameters that only `linear` reads, which may then be `Int8Weight`s;
         none means that the family has no int8 form.
@@ -41,7 +43,7 @@ class Family(NamedTuple):
 
     specs: Callable[[ModelConfig, Any], Any]
     name_table: Callable[[ModelConfig, str], NameTable]
-    forward: Callable[[Weights, ModelConfig, Tokens, jax.Array], tuple[jax.Array, jax.Array]]
+    forward: Callable[..., tuple[jax.Array, jax.Array]]
     logits: Callable[[Weights, ModelConfig, jax.Array], jax.Array]
     int8_names: tuple[str, ...] = ()
 
@@ -49,9 +51,11 @@ class Family(NamedTuple):
 def at_highest_precision(family: Family) -> Family:
     """The family with float32 products computed as such; accelerators round their operands otherwise."""
 
-    def forward(weights: Weights, config: ModelConfig, tokens: Tokens, pool: jax.Array):
+    def forward(
+        weights: Weights, config: ModelConfig, tokens: Tokens, pool: jax.Array, aux_streams: tuple[int, ...] = ()
+    ):
         with jax.default_matmul_precision("highest"):
-            return family.forward(weights, config, tokens, pool)
+            return family.forward(weights, config, tokens, pool, aux_streams)
 
     def logits(weights: Weights, config: ModelConfig, hidden_BTD: jax.Array):
         with jax.default_matmul_precision("highest"):

@@ -71,7 +71,7 @@ def feed_forward(w: Mapping[str, Any], x_ND: jax.Array, config: ModelConfig) -> 
 
 
 def decoder_forward(
-    weights: Weights, config: ModelConfig, tokens: Tokens, pool: jax.Array
+    weights: Weights, config: ModelConfig, tokens: Tokens, pool: jax.Array, aux_streams: tuple[int, ...] = ()
 ) -> tuple[jax.Array, jax.Array]:
     """Run every layer over the tokens; keys and values enter the pool before they are attended to.
 
@@ -86,7 +86,7 @@ def decoder_forward(
     assert config.rope is not None
     x_BTD = embed(weights["embed"], tokens.token_ids_BT)
     rotation = rope_tables(tokens.positions_BT, config.rope, config.head_dim)
-    x_BTD, pool = run_layers(
+    x_BTD, pool, streams = run_layers(
         lambda window: pre_norm_layer(config, window),
         config.sliding_window_layers,
         weights["layers"],
@@ -94,8 +94,9 @@ def decoder_forward(
         pool,
         tokens,
         [rotation] * config.num_layers,
+        aux_streams,
     )
-    return rms_norm(x_BTD, weights["final_norm"], config.norm_eps), pool
+    return with_streams(rms_norm(x_BTD, weights["final_norm"], config.norm_eps), streams), pool
 
 
 def pre_norm_layer(config: ModelConfig, window: int | None) -> Layer:
@@ -120,8 +121,10 @@ def run_layers(
     pool: jax.Array,
     tokens: Tokens,
     rotations: Sequence[Rotation | None],
-) -> tuple[jax.Array, jax.Array]:
-    """The layers in order, each over its own pages of the pool.
+    aux_streams: tuple[int, ...] = (),
+) -> tuple[jax.Array, jax.Array, list[jax.Array]]:
+    """The layers in order, each over its own pages of the pool: what leaves the last, the pool, and the streams asked
+    for.
 
     make_layer builds the function of a kind; kinds, weights and rotations have one entry a layer. Each kind is jitted
     and traced once (a second time for other weights) however often it occurs: tracing 30 unrolled layers would
@@ -129,10 +132,17 @@ def run_layers(
     """
     pages_a_layer = pool.shape[0] // len(kinds)
     layers = {kind: jax.jit(make_layer(kind)) for kind in dict.fromkeys(kinds)}
+    streams = [x_BTD]
     for index, kind in enumerate(kinds):
         place = Place(tokens=tokens, page_offset=jnp.int32(index * pages_a_layer), rotation=rotations[index])
         x_BTD, pool = layers[kind](weights[index], x_BTD, pool, place)
-    return x_BTD, pool
+        streams.append(x_BTD)
+    return x_BTD, pool, [streams[index] for index in aux_streams]
+
+
+def with_streams(hidden_BTD: jax.Array, streams: list[jax.Array]) -> jax.Array:
+    """The hidden state, and behind it the streams, as `Family.forward` returns them."""
+    return jnp.concatenate([hidden_BTD, *streams], axis=-1) if streams else hidden_BTD
 
 
 def head_logits(weights: Weights, config: ModelConfig, hidden_BTD: jax.Array) -> jax.Array:

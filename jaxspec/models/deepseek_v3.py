@@ -22,6 +22,7 @@ from jaxspec.models.decoder import (
     norm_specs,
     run_layers,
     with_ends,
+    with_streams,
 )
 from jaxspec.models.layers import NORM_DTYPE, embed, linear, rms_norm
 from jaxspec.models.rope import apply_rope, rope_tables
@@ -65,12 +66,14 @@ def _mla(config: ModelConfig) -> MlaConfig:
     return config.mla
 
 
-def forward(weights: Weights, config: ModelConfig, tokens: Tokens, pool: jax.Array) -> tuple[jax.Array, jax.Array]:
+def forward(
+    weights: Weights, config: ModelConfig, tokens: Tokens, pool: jax.Array, aux_streams: tuple[int, ...] = ()
+) -> tuple[jax.Array, jax.Array]:
     """As `jaxspec.models.decoder.decoder_forward`; the pool is [L*P, 1, S, C + Y]."""
     assert config.rope is not None
     x_BTD = embed(weights["embed"], tokens.token_ids_BT)
     rotation = rope_tables(tokens.positions_BT, config.rope, _mla(config).rope_head_dim)
-    x_BTD, pool = run_layers(
+    x_BTD, pool, streams = run_layers(
         lambda _: latent_layer(config),
         [None] * config.num_layers,
         weights["layers"],
@@ -78,8 +81,9 @@ def forward(weights: Weights, config: ModelConfig, tokens: Tokens, pool: jax.Arr
         pool,
         tokens,
         [rotation] * config.num_layers,
+        aux_streams,
     )
-    return rms_norm(x_BTD, weights["final_norm"], config.norm_eps), pool
+    return with_streams(rms_norm(x_BTD, weights["final_norm"], config.norm_eps), streams), pool
 
 
 def latent_layer(config: ModelConfig) -> Layer:

@@ -12,7 +12,7 @@ from jaxspec.config.model import ModelConfig
 from jaxspec.models import names
 from jaxspec.models.attention import Place, attention_specs, self_attention
 from jaxspec.models.base import Family, Tokens, Weights
-from jaxspec.models.decoder import DENSE_NAMES, Layer, head_logits, norm_specs, run_layers, with_ends
+from jaxspec.models.decoder import DENSE_NAMES, Layer, head_logits, norm_specs, run_layers, with_ends, with_streams
 from jaxspec.models.layers import embed, gated_mlp, gelu_tanh, mlp_specs, rms_norm
 from jaxspec.models.rope import rope_tables
 from jaxspec.weights.names import NameTable, TensorSource
@@ -27,7 +27,9 @@ def specs(config: ModelConfig, dtype: Any) -> Weights:
     return with_ends(config, dtype, [layer] * config.num_layers)
 
 
-def forward(weights: Weights, config: ModelConfig, tokens: Tokens, pool: jax.Array) -> tuple[jax.Array, jax.Array]:
+def forward(
+    weights: Weights, config: ModelConfig, tokens: Tokens, pool: jax.Array, aux_streams: tuple[int, ...] = ()
+) -> tuple[jax.Array, jax.Array]:
     """As `jaxspec.models.decoder.decoder_forward`."""
     assert config.rope is not None
     # The constant was rounded to the activations' type in training, which is the weights'.
@@ -35,7 +37,7 @@ def forward(weights: Weights, config: ModelConfig, tokens: Tokens, pool: jax.Arr
     x_BTD = embed(weights["embed"], tokens.token_ids_BT) * scale
     full = rope_tables(tokens.positions_BT, config.rope, config.head_dim)
     local = rope_tables(tokens.positions_BT, config.local_rope or config.rope, config.head_dim)
-    x_BTD, pool = run_layers(
+    x_BTD, pool, streams = run_layers(
         lambda window: _layer(config, window),
         config.sliding_window_layers,
         weights["layers"],
@@ -43,8 +45,9 @@ def forward(weights: Weights, config: ModelConfig, tokens: Tokens, pool: jax.Arr
         pool,
         tokens,
         [full if window is None else local for window in config.sliding_window_layers],
+        aux_streams,
     )
-    return rms_norm(x_BTD, weights["final_norm"], config.norm_eps), pool
+    return with_streams(rms_norm(x_BTD, weights["final_norm"], config.norm_eps), streams), pool
 
 
 def _layer(config: ModelConfig, window: int | None) -> Layer:

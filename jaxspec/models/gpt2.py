@@ -10,7 +10,7 @@ from jaxspec.config.model import ModelConfig
 from jaxspec.models import names
 from jaxspec.models.attention import Place, attention_specs, self_attention
 from jaxspec.models.base import Family, Tokens, Weights
-from jaxspec.models.decoder import Layer, head_logits, norm_specs, run_layers, with_ends
+from jaxspec.models.decoder import Layer, head_logits, norm_specs, run_layers, with_ends, with_streams
 from jaxspec.models.layers import NORM_DTYPE, embed, gelu_tanh, layer_norm, linear
 from jaxspec.types import ArraySpec
 from jaxspec.weights.names import NameTable, TensorSource
@@ -39,11 +39,13 @@ def specs(config: ModelConfig, dtype: Any) -> Weights:
     return tree
 
 
-def forward(weights: Weights, config: ModelConfig, tokens: Tokens, pool: jax.Array) -> tuple[jax.Array, jax.Array]:
+def forward(
+    weights: Weights, config: ModelConfig, tokens: Tokens, pool: jax.Array, aux_streams: tuple[int, ...] = ()
+) -> tuple[jax.Array, jax.Array]:
     """As `jaxspec.models.decoder.decoder_forward`; positions lie in [0, max_position_embeddings)."""
     x_BTD = embed(weights["embed"], tokens.token_ids_BT)
     x_BTD = x_BTD + embed(weights["positions"], jnp.maximum(tokens.positions_BT, 0))
-    x_BTD, pool = run_layers(
+    x_BTD, pool, streams = run_layers(
         lambda divisor: _layer(config, divisor),
         [i + 1 if config.scale_by_inverse_layer else 1 for i in range(config.num_layers)],
         weights["layers"],
@@ -51,8 +53,11 @@ def forward(weights: Weights, config: ModelConfig, tokens: Tokens, pool: jax.Arr
         pool,
         tokens,
         [None] * config.num_layers,
+        aux_streams,
     )
-    return layer_norm(x_BTD, weights["final_norm"], weights["final_norm_bias"], config.norm_eps), pool
+    return with_streams(
+        layer_norm(x_BTD, weights["final_norm"], weights["final_norm_bias"], config.norm_eps), streams
+    ), pool
 
 
 def _layer(config: ModelConfig, score_divisor: int) -> Layer:

@@ -30,9 +30,14 @@ class Proposer(NamedTuple):
     """One drafting method, as pure functions compiled into the round.
 
     init(num_rows) -> state, on the host.
-    prefill(weights, state, rows_B, tokens, hidden_BTD) -> state: the prompt's tokens as the target saw them; called at
+    prefill(weights, state, rows_B, tokens, seen_BTX) -> state: the prompt's tokens as the target saw them; called at
         least once a request, with no valid token for a one-token prompt. The first token's position 0 resets the row.
     propose(weights, state, view) -> (Drafts, state): K drafts a row, following history[:len].
+    commit(state, view, seen_BJX, num_kept_B) -> state: what the target saw in a round of J positions from len - 1 on,
+        of which the row keeps the first num_kept; the view is the one the round began with. None where it is no use:
+        then no program hands it on.
+    aux_streams: of the target's residual streams (stream i enters layer i) those that `seen` holds, in this order,
+        behind the hidden state after the final norm.
     `weights` is {"target": ..., "draft": ...}. `num_tokens` is K; with 0 the round is plain decoding.
     """
 
@@ -40,6 +45,8 @@ class Proposer(NamedTuple):
     init: Callable[[int], ProposerState]
     prefill: Callable[[Any, ProposerState, jax.Array, Tokens, jax.Array], ProposerState]
     propose: Callable[[Any, ProposerState, RowView], tuple[Drafts, ProposerState]]
+    commit: Callable[[ProposerState, RowView, jax.Array, jax.Array], ProposerState] | None = None
+    aux_streams: tuple[int, ...] = ()
 
 
 class HostProposer(Protocol):
@@ -71,4 +78,4 @@ def no_proposer() -> Proposer:
         rows = view.len_B.shape[0]
         return Drafts(token_ids_BK=jnp.zeros((rows, 0), jnp.int32), counts_B=jnp.zeros(rows, jnp.int32)), state
 
-    return Proposer(0, lambda num_rows: (), lambda weights, state, rows_B, tokens, hidden_BTD: state, propose)
+    return Proposer(0, lambda num_rows: (), lambda weights, state, rows_B, tokens, seen_BTX: state, propose)

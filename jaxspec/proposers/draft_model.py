@@ -1,6 +1,6 @@
 """Device. A small model guesses: one pass over the tokens committed since it last ran, then a scan of single steps."""
 
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,11 +8,9 @@ from flax import struct
 
 from jaxspec.cache.pages import slots_of
 from jaxspec.config.model import ModelConfig
-from jaxspec.keys import Purpose, token_key
 from jaxspec.models.base import Family, Tokens
-from jaxspec.pallas_kernels.rejection.argmax import row_argmax
 from jaxspec.proposers.base import Proposer, RowView
-from jaxspec.sampling.logits import draw, process
+from jaxspec.proposers.drawing import SampleMethod, as_drafts, next_draft, room_for
 from jaxspec.types import Drafts
 
 
@@ -36,7 +34,7 @@ def draft_model(
     *,
     num_tokens: int,
     max_model_len: int,
-    sample_method: Literal["greedy", "probabilistic"],
+    sample_method: SampleMethod,
     pool_shape: tuple[int, int, int, int],
     pool_dtype: Any,
     has_own_vocabulary: bool = False,
@@ -83,18 +81,14 @@ def draft_model(
             return to_target_vocabulary(logits_BV, **weights["vocabulary"])
         return logits_BV
 
-    def prefill(weights, state: DraftModelState, rows_B, tokens: Tokens, hidden_BTD) -> DraftModelState:
-        del hidden_BTD
+    def prefill(weights, state: DraftModelState, rows_B, tokens: Tokens, seen_BTX) -> DraftModelState:
+        del seen_BTX
         _, pool = run(weights, state.pool, tokens.token_ids_BT, tokens.positions_BT, tokens.pages_BM)
         end_B = jnp.max(tokens.positions_BT, axis=1) + 1
         return DraftModelState(pool=pool, cached_R=state.cached_R.at[rows_B].set(end_B))
 
-    def next_draft(logits_BV, view: RowView, offset) -> tuple[jax.Array, jax.Array]:
-        """The next draft of each row and the logits it was drawn from."""
-        if sample_method == "greedy":
-            return row_argmax(logits_BV), logits_BV
-        logits_BV = process(logits_BV[:, None], view.table)[:, 0]
-        return draw(logits_BV, token_key(view.table.key_B2, view.len_B, offset, Purpose.DRAFT), view.table), logits_BV
+    def guess(weights, hidden_B1D, view: RowView, offset) -> tuple[jax.Array, jax.Array | None]:
+        return next_draft(last_logits(weights, hidden_B1D), view, offset, sample_method)
 
     def propose(weights, state: DraftModelState, view: RowView) -> tuple[Drafts, DraftModelState]:
         cached_B = state.cached_R[view.rows_B]
@@ -108,31 +102,27 @@ def draft_model(
         hidden_BJD, pool = run(weights, state.pool, token_ids_BJ, positions_BJ, view.pages_BM)
         last_B = jnp.maximum(fed_B - 1, 0)
         hidden_BD = jnp.take_along_axis(hidden_BJD, last_B[:, None, None], axis=1)
-        first_B, first_logits_BV = next_draft(last_logits(weights, hidden_BD), view, 0)
+        first_B, first_logits_BV = guess(weights, hidden_BD, view, 0)
 
         can_draft_B = view.is_active_B & (behind_B <= J)
-        room_B = jnp.minimum(view.max_len_B - 1, max_model_len) - view.len_B
-        counts_B = jnp.where(can_draft_B, jnp.clip(room_B, 0, num_tokens), 0)
+        counts_B = jnp.where(can_draft_B, room_for(view, max_model_len, num_tokens), 0)
 
         def step(carry, offset):
             token_B, pool = carry
             position_B = jnp.where(offset <= counts_B - 1, view.len_B + offset - 1, -1)
             hidden_B1D, pool = run(weights, pool, token_B[:, None], position_B[:, None], view.pages_BM)
-            token_B, logits_BV = next_draft(last_logits(weights, hidden_B1D), view, offset)
-            return (token_B, pool), (token_B, logits_BV if sample_method == "probabilistic" else None)
+            token_B, logits_BV = guess(weights, hidden_B1D, view, offset)
+            return (token_B, pool), (token_B, logits_BV)
 
         (_, pool), (rest_kB, rest_logits_kBV) = jax.lax.scan(
             step, (first_B, pool), jnp.arange(1, num_tokens, dtype=jnp.int32)
         )
         token_ids_BK = jnp.concatenate([first_B[:, None], rest_kB.T], axis=1)
-        token_ids_BK = jnp.where(jnp.arange(num_tokens)[None, :] < counts_B[:, None], token_ids_BK, -1)
         logits_BKV = None
-        if rest_logits_kBV is not None:
+        if first_logits_BV is not None and rest_logits_kBV is not None:
             logits_BKV = jnp.concatenate([first_logits_BV[:, None], rest_logits_kBV.transpose(1, 0, 2)], axis=1)
         # Where nothing was fed (an inactive row) nothing moves; drafts' keys are beyond `cached` and overwritten.
         cached_R = state.cached_R.at[view.rows_B].set(cached_B + fed_B)
-        return Drafts(token_ids_BK=token_ids_BK, counts_B=counts_B, logits_BKV=logits_BKV), DraftModelState(
-            pool=pool, cached_R=cached_R
-        )
+        return as_drafts(token_ids_BK, counts_B, logits_BKV), DraftModelState(pool=pool, cached_R=cached_R)
 
     return Proposer(num_tokens, init, prefill, propose)

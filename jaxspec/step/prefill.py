@@ -83,9 +83,14 @@ def prefill(
         slots_BT=slots_of(positions_1T, chunk.pages_M[None, :], state.pool.shape[2]),
         pages_BM=chunk.pages_M[None, :],
     )
-    hidden_1TD, pool = target.family.forward(weights["target"], target.config, tokens, state.pool)
-    proposer_state = proposer.prefill(weights, state.proposer, chunk.row[None], tokens, hidden_1TD)
-    return dataclasses.replace(state, pool=pool, proposer=proposer_state), hidden_1TD
+    seen_1TX, pool = target.family.forward(weights["target"], target.config, tokens, state.pool, proposer.aux_streams)
+    proposer_state = proposer.prefill(weights, state.proposer, chunk.row[None], tokens, seen_1TX)
+    return dataclasses.replace(state, pool=pool, proposer=proposer_state), hidden_of(target, proposer, seen_1TX)
+
+
+def hidden_of(target: Target, proposer: Proposer, seen_BTX: jax.Array) -> jax.Array:
+    """The hidden states, before the streams that the proposer asked for."""
+    return seen_BTX[:, :, : target.config.hidden_size] if proposer.aux_streams else seen_BTX
 
 
 def prompt_logprobs(target: Target, weights: Any, hidden_1TD: jax.Array, token_ids_1T: jax.Array) -> TokenLogprobs:

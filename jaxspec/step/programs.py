@@ -143,15 +143,24 @@ class Programs:
         """The first of a round's three parts; for the batch buckets of `split_rows`, like the others."""
         return self._programs[f"propose[B={batch.rows_B.shape[0]}]"](weights, state, batch)
 
-    def forward(self, weights: Any, state: DecodeState, batch: Batch, drafts: Drafts) -> tuple[DecodeState, jax.Array]:
-        """The second part: raw logits_BJV, which the host may edit."""
+    def forward(
+        self, weights: Any, state: DecodeState, batch: Batch, drafts: Drafts
+    ) -> tuple[DecodeState, jax.Array, jax.Array | None]:
+        """The second part: raw logits_BJV, which the host may edit, and what the third part hands to the proposer."""
         return self._programs[f"forward[B={batch.rows_B.shape[0]}]"](weights, state, batch, drafts)
 
     def judge_commit(
-        self, state: DecodeState, batch: Batch, drafts: Drafts, logits_BJV: Any, mask_BJU: np.ndarray
+        self,
+        state: DecodeState,
+        batch: Batch,
+        drafts: Drafts,
+        logits_BJV: Any,
+        seen_BJX: jax.Array | None,
+        mask_BJU: np.ndarray,
     ) -> tuple[DecodeState, RoundOutput]:
         """The third part."""
-        return self._programs[f"judge_commit[B={batch.rows_B.shape[0]}]"](state, batch, drafts, logits_BJV, mask_BJU)
+        program = self._programs[f"judge_commit[B={batch.rows_B.shape[0]}]"]
+        return program(state, batch, drafts, logits_BJV, seen_BJX, mask_BJU)
 
     def compiled(self, name: str) -> Any:
         """A compiled program by its plan name, for benchmarks and for reading its HLO."""
@@ -205,7 +214,7 @@ def _program_list(target: Target, proposer: Proposer, shapes: Shapes, weights: A
             run = functools.partial(rounds.decode_rounds, target, proposer, shapes.max_rounds)
             yield f"decode_rounds[B={rows}]", lower(run, 1, weights, state, batch, np.int32(0))
             continue
-        run = _stacked(functools.partial(rounds.verify_commit, target))
+        run = _stacked(functools.partial(rounds.verify_commit, target, proposer))
         for K in shapes.host_drafts:
             yield f"verify_commit[B={rows},K={K}]", lower(run, 1, weights, state, batch, drafts_of(rows, K))
 
@@ -215,12 +224,12 @@ def _program_list(target: Target, proposer: Proposer, shapes: Shapes, weights: A
             run = functools.partial(rounds.propose, proposer)
             yield f"propose[B={rows}]", lower(run, 1, weights, state, batch)
             drafts, _ = jax.eval_shape(run, weights, state, batch)
-        run = functools.partial(rounds.forward, target)
+        run = functools.partial(rounds.forward, target, proposer)
         yield f"forward[B={rows}]", lower(run, 1, weights, state, batch, drafts)
-        _, logits_BJV = jax.eval_shape(run, weights, state, batch, drafts)
+        _, logits_BJV, seen_BJX = jax.eval_shape(run, weights, state, batch, drafts)
         mask_BJU = np.zeros((*logits_BJV.shape[:2], mask_words(vocab_size)), np.uint32)
-        run = _stacked(functools.partial(rounds.judge_commit, target))
-        yield f"judge_commit[B={rows}]", lower(run, 0, state, batch, drafts, logits_BJV, mask_BJU)
+        run = _stacked(functools.partial(rounds.judge_commit, target, proposer))
+        yield f"judge_commit[B={rows}]", lower(run, 0, state, batch, drafts, logits_BJV, seen_BJX, mask_BJU)
 
 
 def _stacked(round_: Callable) -> Callable:

@@ -12,6 +12,7 @@ from jaxspec.models.base import Tokens
 from jaxspec.proposers.base import Proposer, RowView
 from jaxspec.sampling.logprobs import no_logprobs
 from jaxspec.step.judge import judge
+from jaxspec.step.prefill import hidden_of
 from jaxspec.step.state import Batch, DecodeState, RoundOutput
 from jaxspec.step.target import Target
 from jaxspec.types import Drafts, TokenLogprobs, Verdict
@@ -49,11 +50,12 @@ def cut_drafts(state: DecodeState, batch: Batch, drafts: Drafts) -> Drafts:
 
 
 def verify_commit(
-    target: Target, weights: Any, state: DecodeState, batch: Batch, drafts: Drafts
+    target: Target, proposer: Proposer, weights: Any, state: DecodeState, batch: Batch, drafts: Drafts
 ) -> tuple[DecodeState, RoundOutput]:
     """Check K drafts a row in one forward pass of J = K + 1 positions, and commit what survives.
 
     Args:
+        proposer: the device's, which may want to know what the target saw.
         weights: {"target": ..., ...}.
         state: donated.
         batch: B rows.
@@ -62,14 +64,15 @@ def verify_commit(
     Returns:
         The state with tokens, lengths, finish flags and pages updated, and what the host reads.
     """
-    state, logits_BJV = forward(target, weights, state, batch, drafts)
-    return judge_commit(target, state, batch, drafts, logits_BJV)
+    state, logits_BJV, seen_BJX = forward(target, proposer, weights, state, batch, drafts)
+    return judge_commit(target, proposer, state, batch, drafts, logits_BJV, seen_BJX)
 
 
 def forward(
-    target: Target, weights: Any, state: DecodeState, batch: Batch, drafts: Drafts
-) -> tuple[DecodeState, jax.Array]:
-    """One pass over the last committed token and the drafts: the state with new pages, and f32 logits_BJV."""
+    target: Target, proposer: Proposer, weights: Any, state: DecodeState, batch: Batch, drafts: Drafts
+) -> tuple[DecodeState, jax.Array, jax.Array | None]:
+    """One pass over the last committed token and the drafts: the state with new pages, f32 logits_BJV, and seen_BJX
+    if the proposer's `commit` wants it."""
     view = row_view(state, batch)
     K = drafts.token_ids_BK.shape[1]
     with jax.named_scope("verify"):
@@ -86,24 +89,37 @@ def forward(
             slots_BT=slots_of(positions_BJ, batch.pages_BM, state.pool.shape[2]),
             pages_BM=batch.pages_BM,
         )
-        hidden_BJD, pool = target.family.forward(weights["target"], target.config, tokens, state.pool)
-        logits_BJV = target.family.logits(weights["target"], target.config, hidden_BJD)
-    return dataclasses.replace(state, pool=pool), logits_BJV
+        seen_BJX, pool = target.family.forward(
+            weights["target"], target.config, tokens, state.pool, proposer.aux_streams
+        )
+        logits_BJV = target.family.logits(weights["target"], target.config, hidden_of(target, proposer, seen_BJX))
+    return dataclasses.replace(state, pool=pool), logits_BJV, None if proposer.commit is None else seen_BJX
 
 
 def judge_commit(
     target: Target,
+    proposer: Proposer,
     state: DecodeState,
     batch: Batch,
     drafts: Drafts,
     logits_BJV: jax.Array,
+    seen_BJX: jax.Array | None,
     mask_BJU: jax.Array | None = None,
 ) -> tuple[DecodeState, RoundOutput]:
-    """The verdict on the drafts from the target's logits, committed. mask_BJU: a grammar's masks, if a row has one."""
+    """The verdict on the drafts from the target's logits, committed; then the proposer's `commit`, if it has one.
+
+    seen_BJX: what `forward` gave; mask_BJU: a grammar's masks, if a row has one.
+    """
     with jax.named_scope("reject"):
         verdict, logprobs = judge(target, state, batch, drafts, logits_BJV, mask_BJU)
     with jax.named_scope("commit"):
-        return commit(state, batch, verdict, drafts.counts_B, logprobs)
+        view = row_view(state, batch)
+        state, output = commit(state, batch, verdict, drafts.counts_B, logprobs)
+        if proposer.commit is not None:
+            assert seen_BJX is not None
+            num_kept_B = state.len_R[batch.rows_B] - view.len_B
+            state = dataclasses.replace(state, proposer=proposer.commit(state.proposer, view, seen_BJX, num_kept_B))
+        return state, output
 
 
 def commit(
@@ -144,14 +160,14 @@ def decode_round(
     is `exact`."""
     drafts, state = propose(proposer, weights, state, batch)
     if proposer.num_tokens == 0:
-        return verify_commit(target, weights, state, batch, drafts)
+        return verify_commit(target, proposer, weights, state, batch, drafts)
 
     def with_drafts(state: DecodeState) -> tuple[DecodeState, RoundOutput]:
-        return verify_commit(target, weights, state, batch, drafts)
+        return verify_commit(target, proposer, weights, state, batch, drafts)
 
     def without(state: DecodeState) -> tuple[DecodeState, RoundOutput]:
         nothing = Drafts(token_ids_BK=drafts.token_ids_BK[:, :0], counts_B=jnp.zeros_like(drafts.counts_B))
-        state, output = verify_commit(target, weights, state, batch, nothing)
+        state, output = verify_commit(target, proposer, weights, state, batch, nothing)
         padding = jnp.full((output.packed_BX.shape[0], proposer.num_tokens), -1, jnp.int32)
         packed_BX = jnp.concatenate([output.packed_BX[:, :1], padding, output.packed_BX[:, 1:]], axis=1)
         logprobs = jax.tree.map(lambda leaf: _pad_positions(leaf, proposer.num_tokens), output.logprobs)

@@ -94,8 +94,8 @@ def test_later_files_win_and_flags_win_over_files(tmp_path):
             "'key: value' pairs, got [1]",
         ),
         (
-            ["--model", "m", "--speculative-method", "eagle3", "--num-speculative-tokens", "2"],
-            "'eagle3' is not supported yet",
+            ["--model", "m", "--speculative-method", "dspark", "--num-speculative-tokens", "2"],
+            "'dspark' is not supported yet",
         ),
         (["--model", "m", "--draft-model", "d", "--num-speculative-tokens", "four"], "'four'"),
         (["--config", "missing.yaml"], "missing.yaml"),

@@ -116,7 +116,7 @@ def test_every_key_of_vllms_has_a_status():
     assert own == {"synthetic_acceptance_rate"}  # an older vLLM's
     assert {name: key.neutral for name, key in KEYS.items() if name in VLLM_DEFAULTS} == VLLM_DEFAULTS
     honoured = {name for name, key in KEYS.items() if key.status == "honoured"}
-    assert honoured | {"prompt_lookup_match"} == set(SpeculativeConfig.model_fields)
+    assert honoured | {"prompt_lookup_match", "eagle_aux_hidden_state_layer_ids"} == set(SpeculativeConfig.model_fields)
     assert all(key.note for key in KEYS.values() if key.status != "honoured")
 
 

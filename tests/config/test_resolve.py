@@ -156,8 +156,8 @@ def test_what_the_drafts_files_say_is_settled():
         speculative(told, model="d", num_speculative_tokens=4)
     with pytest.raises(ConfigError, match="must be provided"):
         speculative(SHORT_DRAFT, model="d", num_speculative_tokens=None)
-    with pytest.raises(ConfigError, match="'eagle3' is not supported yet"):
-        speculative(dataclasses.replace(SHORT_DRAFT, method="eagle3"), model="d")
+    with pytest.raises(ConfigError, match="'dspark' is not supported yet"):
+        speculative(dataclasses.replace(SHORT_DRAFT, method="dspark"), model="d")
     with pytest.raises(ConfigError, match="draft_tensor_parallel_size=2 must be 1"):
         speculative(told, model="d", draft_tensor_parallel_size=2, num_speculative_tokens=3)
     given = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.5}

@@ -7,11 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.cache.pages import pool_shape
+from jaxspec.config.heads import DflashConfig, EagleConfig, MedusaConfig, MlpSpeculatorConfig
 from jaxspec.config.hf import model_config_from_hf
 from jaxspec.models.base import random_weights
+from jaxspec.models.heads import eagle as eagle_head
+from jaxspec.models.heads.load import specs_of
 from jaxspec.models.registry import family_of
 from jaxspec.proposers.base import no_proposer
+from jaxspec.proposers.dflash import dflash
 from jaxspec.proposers.draft_model import draft_model
+from jaxspec.proposers.eagle import eagle
+from jaxspec.proposers.medusa import medusa
+from jaxspec.proposers.mlp_speculator import mlp_speculator
 from jaxspec.proposers.ngram import ngram
 from jaxspec.step.compiles import compile_count
 from jaxspec.step.state import initial_state
@@ -66,6 +73,55 @@ DRAFT = functools.partial(
     pool_shape=pool_shape(CONFIG, NUM_PAGES, PAGE_SIZE),
     pool_dtype=jnp.float32,
 )
+# Heads over the target's states, whose weights are their own: name -> (config, how to make a proposer of it).
+LAYER = CONFIG.model_copy(update={"num_layers": 1, "sliding_window_layers": (None,)})
+COMMON = {"num_tokens": K, "max_model_len": MAX_LEN}
+POOL = {"pool_shape": pool_shape(LAYER, NUM_PAGES, PAGE_SIZE), "pool_dtype": jnp.float32}
+TARGET = {
+    "target_logits": lambda weights, hidden: FAMILY.logits(weights, CONFIG, hidden),
+    "vocab_size": V,
+}
+SMALL_V = 11
+HEADS = {
+    "eagle": EagleConfig(
+        kind="eagle", model=LAYER, target_hidden_size=8, draft_vocab_size=V, has_embed=True, fc_bias=True
+    ),
+    "eagle3": EagleConfig(
+        kind="eagle3", model=LAYER, target_hidden_size=8, draft_vocab_size=SMALL_V, aux_streams=(0, 1, 2),
+        has_embed=True, has_head=True, id_map="d2t",
+    ),
+    "medusa": MedusaConfig(
+        num_heads=K, num_blocks=1, hidden_size=8, draft_vocab_size=V, has_bias=True, own_heads="each"
+    ),
+    "mlp_speculator": MlpSpeculatorConfig(hidden_size=8, inner_size=6, num_steps=K, vocab_size=V),
+    "dflash": DflashConfig(
+        model=LAYER.model_copy(update={"qk_norm": True}), target_hidden_size=8, aux_streams=(1, 2), block_size=K + 1,
+        mask_token_id=V - 1, draft_vocab_size=V, is_causal=(False,), has_embed=True,
+    ),
+}  # fmt: skip
+
+
+def head_proposer(name: str, sample_method: str = "greedy", **more):
+    """A head's proposer, which finds its weights under its own name."""
+    config, options = HEADS[name], COMMON | {"sample_method": sample_method} | more
+    if name in ("eagle", "eagle3"):
+        proposer = eagle(eagle_head.HEAD, config, hidden_size=8, **TARGET, **POOL, **options)
+    elif name == "medusa":
+        proposer = medusa(config, **TARGET, **options)
+    elif name == "mlp_speculator":
+        proposer = mlp_speculator(config, **options)
+    else:
+        proposer = dflash(config, hidden_size=8, **TARGET, **POOL, **options)
+
+    def of(weights):
+        return {"target": weights["target"], "draft": weights[name]}
+
+    return proposer._replace(
+        prefill=lambda weights, *args: proposer.prefill(of(weights), *args),
+        propose=lambda weights, *args: proposer.propose(of(weights), *args),
+    )
+
+
 PROPOSERS = {
     "none": no_proposer,
     "ngram": lambda: ngram(num_tokens=K, min_n=1, max_n=3, max_model_len=MAX_LEN),
@@ -74,6 +130,9 @@ PROPOSERS = {
     "draft_model of one": lambda: DRAFT(sample_method="greedy", num_tokens=1),
     "probabilistic": lambda: DRAFT(sample_method="probabilistic"),
     "replay": lambda: replay_proposer(K, MAX_LEN),
+    **{name: functools.partial(head_proposer, name) for name in HEADS},
+    "eagle of one": lambda: head_proposer("eagle", num_tokens=1),
+    "probabilistic eagle3": lambda: head_proposer("eagle3", "probabilistic"),
 }
 
 
@@ -90,8 +149,14 @@ def make_target(rule="coupled"):
 def make_weights():
     specs = FAMILY.specs(CONFIG, np.float32)
     weights = {"target": random_weights(specs, 0), "draft": random_weights(specs, 1)}
+    for seed, (name, config) in enumerate(HEADS.items(), 2):
+        tree = specs_of(config, np.float32)
+        id_map = tree.pop("id_map", None)
+        weights[name] = random_weights(tree, seed)
+        if id_map is not None:
+            weights[name]["target_ids"] = jnp.arange(SMALL_V, dtype=jnp.int32) + 3
     # Norms of one and weights of 0.02 say nothing in particular; louder weights give drafts that differ.
-    return jax.tree.map(lambda leaf: leaf if leaf.ndim == 1 else leaf * 20, weights)
+    return jax.tree.map(lambda leaf: leaf if leaf.ndim == 1 else leaf * 20.0, weights)
 
 
 def make_state(proposer):

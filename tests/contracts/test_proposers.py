@@ -81,15 +81,27 @@ def programs(proposer):
     return quickly(proposer.prefill), quickly(proposer.propose)
 
 
-HIDDEN = np.full((1, MAX_LEN, 8), np.nan, np.float32)
+SEEN = np.random.default_rng(0).standard_normal((ROWS, 2 * MAX_LEN, 8 * 4)).astype(np.float32)
+
+
+def seen_of(proposer, row, start, num):
+    """What the target saw of a row from `start` on, NaN for a proposer that must not look."""
+    width = 8 * (1 + len(proposer.aux_streams))
+    seen = SEEN[row : row + 1, start : start + num, :width]
+    return seen if proposer.commit is not None else np.full_like(seen, np.nan)
+
+
+def fill(proposer, state, row, start, end):
+    """The state once a chunk of a row's prompt went through prefill."""
+    seen = seen_of(proposer, row, start, MAX_LEN)
+    return programs(proposer)[0](make_weights(), state, np.array([row], np.int32), tokens_of(row, start, end), seen)
 
 
 def filled(proposer, state, lengths):
     """The state once all but the last token of each row's first `lengths` went through prefill, in two chunks."""
-    prefill, _ = programs(proposer)
     for row, length in enumerate(lengths):
         for start, end in ((0, (length - 1) // 2), ((length - 1) // 2, length - 1)):
-            state = prefill(make_weights(), state, np.array([row], np.int32), tokens_of(row, start, end), HIDDEN)
+            state = fill(proposer, state, row, start, end)
     return state
 
 
@@ -108,7 +120,8 @@ def test_the_state_comes_back_as_it_went(proposer, state):
 
     if jax.tree.leaves(state):
         tokens = tokens_of(1, 0, 4)
-        check_step(proposer.prefill, 1, make_weights(), state, np.array([1], np.int32), tokens, HIDDEN)
+        seen = seen_of(proposer, 1, 0, MAX_LEN)
+        check_step(proposer.prefill, 1, make_weights(), state, np.array([1], np.int32), tokens, seen)
     check_step(propose, 1, make_weights(), filled(proposer, state, LENGTHS), view_of([0, 1, 2], LENGTHS))
 
 
@@ -122,7 +135,10 @@ def test_guesses_have_the_form_of_drafts(proposer, state):
     assert (ids_BK < V).all()
     if logits is not None:
         assert (logits.shape, logits.dtype) == ((3, K, V), jnp.float32)
-        assert np.isfinite(logits).all()
+        drawn_from = np.asarray(logits)[is_draft_BK]
+        # -inf where the drafter's vocabulary ends; what was drawn has a probability.
+        assert (np.isfinite(drawn_from) | np.isneginf(drawn_from)).all()
+        assert np.isfinite(np.take_along_axis(drawn_from, ids_BK[is_draft_BK][:, None], axis=1)).all()
 
 
 def test_rows_that_are_not_active_say_nothing_and_keep_their_state(proposer, state):
@@ -171,3 +187,45 @@ def test_one_token_rows(proposer, state):
     ids_BK, counts_B, _ = guess(proposer, state, view_of([0, 1, 2], [1, 1, 1]))
     assert ((ids_BK >= 0) == (np.arange(proposer.num_tokens) < counts_B[:, None])).all()
     assert (ids_BK < V).all()
+
+
+def test_a_committed_round_is_as_good_as_a_prompt(proposer, state):
+    """Whatever a round committed, and however it was cut before: the next guesses are those after a prompt of the same
+    tokens. Rejected drafts, rows of other lengths and rows that sat the round out leave no trace."""
+    if proposer.commit is None:
+        return
+    commit = quickly(proposer.commit)
+    K, kept = proposer.num_tokens, [1, proposer.num_tokens + 1, 2]
+    state = filled(proposer, state, LENGTHS)
+    for active in ([True, False, True], [False, True, False]):
+        view = view_of([0, 1, 2], LENGTHS, active=active)
+        _, state = programs(proposer)[1](make_weights(), state, view)
+        seen = np.concatenate([seen_of(proposer, row, LENGTHS[row] - 1, K + 1) for row in range(ROWS)])
+        state = commit(state, view, seen, np.where(active, kept, 0).astype(np.int32))
+    lengths = [length + more for length, more in zip(LENGTHS, kept, strict=True)]
+    ids_BK, counts_B, _ = guess(proposer, state, view_of([0, 1, 2], lengths))
+    wanted, wanted_counts, _ = guess(proposer, filled(proposer, state, lengths), view_of([0, 1, 2], lengths))
+    np.testing.assert_array_equal(counts_B, wanted_counts)
+    np.testing.assert_array_equal(ids_BK, wanted)
+    assert (counts_B > 0).all()
+
+
+def test_commit_gives_the_state_back_as_it_went(proposer, state):
+    if proposer.commit is None:
+        return
+    seen = np.concatenate([seen_of(proposer, row, 5, proposer.num_tokens + 1) for row in range(ROWS)])
+    for num_positions in (proposer.num_tokens + 1, 1):  # a round without drafts runs one
+        check_step(
+            proposer.commit, 0, state, view_of([0, 1, 2], LENGTHS), seen[:, :num_positions], jnp.ones(3, jnp.int32)
+        )
+
+
+@pytest.mark.parametrize("cut", [1, 3, 8])
+def test_how_a_prompt_was_cut_does_not_matter(proposer, state, cut):
+    whole = filled(proposer, state, LENGTHS)
+    pieces = state
+    for row, length in enumerate(LENGTHS):
+        for start in range(0, length - 1, cut):
+            pieces = fill(proposer, pieces, row, start, min(start + cut, length - 1))
+    view = view_of([0, 1, 2], LENGTHS)
+    np.testing.assert_array_equal(guess(proposer, pieces, view)[0], guess(proposer, whole, view)[0])

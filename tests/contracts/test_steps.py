@@ -39,7 +39,7 @@ def admission(row, temperature=0.0):
     )  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["none", "ngram", "draft_model", "probabilistic"])
+@pytest.fixture(scope="module", params=["none", "ngram", "draft_model", "probabilistic", "eagle3", "medusa"])
 def proposer(request):
     return make_proposer(request.param)
 
@@ -101,26 +101,30 @@ def test_the_split_pair(proposer, ready):
     after, drafts = check_step(propose, 1, weights, state, batch)
     for name in ("history_RC", "len_R", "is_finished_R", "pool"):
         np.testing.assert_array_equal(getattr(after, name), getattr(state, name))
-    run = functools.partial(rounds.verify_commit, make_target())
+    run = functools.partial(rounds.verify_commit, make_target(), proposer)
     _, output = check_step(run, 1, weights, after, batch, drafts)
     check_output(output.packed_BX, proposer.num_tokens)
 
 
-@pytest.mark.parametrize("name", ["ngram", "probabilistic"])
+@pytest.mark.parametrize("name", ["ngram", "probabilistic", "eagle3"])
 def test_all_ways_to_run_a_round_agree(name):
     """The fused round, the split pair and the three parts, from one state: the same tokens and logprobs."""
     proposer, target = make_proposer(name), make_target()
     weights, state, batch = make_ready(proposer)
-    _, fused = quickly(functools.partial(rounds.decode_round, target, proposer))(weights, state, batch)
+    fused_state, fused = quickly(functools.partial(rounds.decode_round, target, proposer))(weights, state, batch)
     drafts, proposed = quickly(functools.partial(rounds.propose, proposer))(weights, state, batch)
-    _, split = quickly(functools.partial(rounds.verify_commit, target))(weights, proposed, batch, drafts)
-    verified, logits_BJV = quickly(functools.partial(rounds.forward, target))(weights, proposed, batch, drafts)
+    _, split = quickly(functools.partial(rounds.verify_commit, target, proposer))(weights, proposed, batch, drafts)
+    verified, logits_BJV, seen = quickly(functools.partial(rounds.forward, target, proposer))(
+        weights, proposed, batch, drafts
+    )
     everything_BJU = jnp.full((*logits_BJV.shape[:2], mask_words(V)), 2**32 - 1, jnp.uint32)
-    judge = quickly(functools.partial(rounds.judge_commit, target))
-    _, traced = judge(verified, batch, drafts, logits_BJV, everything_BJU)
+    judge = quickly(functools.partial(rounds.judge_commit, target, proposer))
+    traced_state, traced = judge(verified, batch, drafts, logits_BJV, seen, everything_BJU)
     assert logits_BJV.shape == (3, proposer.num_tokens + 1, V)
     np.testing.assert_array_equal(fused.packed_BX, split.packed_BX)
     np.testing.assert_array_equal(fused.packed_BX, traced.packed_BX)
+    for one, other in zip(jax.tree.leaves(fused_state.proposer), jax.tree.leaves(traced_state.proposer), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-4)
     assert np.asarray(fused.logprobs.rank_BJ)[0, 0] >= 1, "the sampled row asked for them"
     for one, other in zip(jax.tree.leaves(fused.logprobs), jax.tree.leaves(traced.logprobs), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
@@ -132,6 +136,6 @@ def test_verification_of_drafts_from_the_host(rule, count):
     state = make_state(make_proposer("none"))
     batch = pack.pack_batch([1, 0], [pages_of(1), pages_of(0)], 3, ROWS, PAGES_PER_ROW)
     drafts = Drafts(token_ids_BK=jnp.zeros((3, count), jnp.int32), counts_B=jnp.asarray([count, 0, 0], jnp.int32))
-    run = functools.partial(rounds.verify_commit, make_target(rule))
+    run = functools.partial(rounds.verify_commit, make_target(rule), make_proposer("none"))
     _, output = check_step(run, 1, make_weights(), state, batch, drafts)
     assert output.packed_BX.shape == (3, count + 3)

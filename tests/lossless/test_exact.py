@@ -54,9 +54,9 @@ def widths(engine):
     """The numbers of positions that a round's program runs the target over."""
     parts, seen = engine.core.parts, []
 
-    def forward(weights, config, tokens, pool):
+    def forward(weights, config, tokens, pool, aux_streams=()):
         seen.append(tokens.token_ids_BT.shape[1])
-        return parts.target.family.forward(weights, config, tokens, pool)
+        return parts.target.family.forward(weights, config, tokens, pool, aux_streams)
 
     target = parts.target._replace(family=parts.target.family._replace(forward=forward))
     shapes = parts.programs.shapes

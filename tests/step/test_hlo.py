@@ -10,6 +10,7 @@ from jaxspec.step import pack, rounds
 from jaxspec.types import ArraySpec
 from tests.lossless.engines import draft_model, make_engine, ngram
 from tests.oracle.folders import write_llama
+from tests.oracle.head_folders import write_eagle
 from tests.oracle.hlo import large_moves
 
 # Sizes that no activation has: every weight's count of elements holds the prime 11, the pool's 23.
@@ -18,16 +19,21 @@ K, MAX_LEN, CHUNK = 3, 40, 12
 CALLBACKS = ("callback", "infeed", "outfeed")
 
 
-# method: rows of the batches compiled for it. A lone row goes ways of its own.
-METHODS = {"plain": (1, 2), "ngram": (1, 2), "draft_model, four rounds": (1,), "probabilistic": (2,)}
+# method: rows of the batches compiled for it. A lone row goes ways of its own; two rows of pairs of states would have a
+# weight's size.
+METHODS = {"plain": (1, 2), "ngram": (1, 2), "draft_model, four rounds": (1,), "probabilistic": (2,), "eagle3": (1,)}
 
 
 @pytest.fixture(scope="module", params=METHODS)
 def engine(request, tmp_path_factory):
     sizes = {"vocab_size": VOCAB, "hidden_size": HIDDEN, "intermediate_size": FFN}
     target = write_llama(tmp_path_factory.mktemp("hlo") / "target", seed=1, **sizes)
+    head = write_eagle(
+        target.parent / "head", "eagle3", streams=(0, 1, 2), vocab_size=VOCAB, hidden_size=HIDDEN, draft_vocab_size=33
+    )
     config = {
         "plain": None,
+        "eagle3": {"model": str(head), "num_speculative_tokens": K},
         "draft_model, four rounds": draft_model(K, target),
         "probabilistic": draft_model(K, target, "probabilistic"),
     }.get(request.param, ngram(K))
@@ -59,6 +65,8 @@ def large_sizes(engine):
     leaves = jax.tree.leaves(specs, is_leaf=lambda leaf: isinstance(leaf, ArraySpec))
     sizes = {math.prod(spec.shape): "a weight" for spec in leaves if len(spec.shape) > 1}
     sizes[engine.core.state.pool.size] = "the page pool"
+    pools = [leaf for leaf in jax.tree.leaves(engine.core.state.proposer) if leaf.ndim == 4]
+    sizes |= {pool.size: "the drafter's page pool" for pool in pools}
     assert all(size % 11 == 0 or size % 23 == 0 for size in sizes)
     return sizes
 

@@ -108,9 +108,9 @@ class Rounds:
         return self._programs.prefill({key: weights[key] for key in weights if key != "judge"}, state, chunk)
 
 
-def judged_round(target, weights, state, batch, drafts):
+def judged_round(target, proposer, weights, state, batch, drafts):
     """`rounds.verify_commit` with another judge."""
-    state, logits_BJV = rounds.forward(target, weights, state, batch, drafts)
+    state, logits_BJV, _ = rounds.forward(target, proposer, weights, state, batch, drafts)
     view = rounds.row_view(state, batch)
     judges = [functools.partial(lambda judge, *words: judge(*words), judge) for judge in JUDGES.values()]
     verdict = jax.lax.switch(weights["judge"], judges, logits_BJV, drafts, view.table, view.len_B)

@@ -1,0 +1,97 @@
+"""Device. DFlash: keys of committed positions, made of the target's streams; then one pass over a block of masks."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxspec.cache.pages import slots_of
+from jaxspec.config.heads import DflashConfig
+from jaxspec.models.base import Tokens
+from jaxspec.models.heads import dflash as head
+from jaxspec.models.heads.base import head_logits
+from jaxspec.proposers.base import Proposer, RowView
+from jaxspec.proposers.drawing import SampleMethod, as_drafts, next_draft, room_for
+from jaxspec.proposers.seen import Seen, nothing_seen, see_prompt, see_round, to_take_in
+from jaxspec.types import Drafts
+
+
+@struct.dataclass
+class DflashState:
+    """pool: keys and values of the positions taken in; a block's own lie behind them and are overwritten."""
+
+    pool: jax.Array  # [L*P, 2G, S, H]
+    seen: Seen
+
+
+def dflash(
+    config: DflashConfig,
+    *,
+    target_logits: Callable[[Any, jax.Array], jax.Array],
+    hidden_size: int,
+    vocab_size: int,
+    num_tokens: int,
+    max_model_len: int,
+    sample_method: SampleMethod,
+    pool_shape: tuple[int, int, int, int],
+    pool_dtype: Any,
+) -> Proposer:
+    """The block of one token and K masks as a `Proposer`; arguments as `eagle` takes them.
+
+    A row without room for a whole block drafts nothing: a block sees all of itself, and half a block says other things.
+    """
+    block_size = pool_shape[2]
+
+    def init(num_rows: int) -> DflashState:
+        size = config.target_hidden_size * len(config.aux_streams)
+        return DflashState(pool=jnp.zeros(pool_shape, pool_dtype), seen=nothing_seen(num_rows, num_tokens + 1, size))
+
+    def tokens_at(token_ids_BT, positions_BT, pages_BM) -> Tokens:
+        positions_BT = jnp.where(positions_BT < max_model_len, positions_BT, -1)
+        return Tokens(
+            token_ids_BT=jnp.where(positions_BT >= 0, token_ids_BT, 0),
+            positions_BT=positions_BT,
+            slots_BT=slots_of(positions_BT, pages_BM, block_size),
+            pages_BM=pages_BM,
+        )
+
+    def prefill(weights, state: DflashState, rows_B, tokens: Tokens, seen_BTX) -> DflashState:
+        streams_BTX = seen_BTX[:, :, hidden_size:]
+        placed = tokens_at(tokens.token_ids_BT, tokens.positions_BT, tokens.pages_BM)
+        pool = head.remember(weights["draft"], config, placed, streams_BTX, state.pool)
+        return DflashState(pool=pool, seen=see_prompt(state.seen, rows_B, tokens, streams_BTX, keep=0))
+
+    def propose(weights, state: DflashState, view: RowView) -> tuple[Drafts, DflashState]:
+        own = weights["draft"]
+        streams_BJX, positions_BJ, is_ready_B = to_take_in(state.seen, view)
+        nothing_BJ = jnp.zeros_like(positions_BJ)
+        pool = head.remember(own, config, tokens_at(nothing_BJ, positions_BJ, view.pages_BM), streams_BJX, state.pool)
+        # A short row has room for the block: its pages reach to max_len, the token after its last draft included.
+        counts_B = jnp.where(is_ready_B, room_for(view, max_model_len, num_tokens), 0)
+        counts_B = jnp.where(counts_B == num_tokens, counts_B, 0)
+        j_1J = jnp.arange(num_tokens + 1, dtype=jnp.int32)[None, :]
+        last_B1 = jnp.take_along_axis(view.history_BC, jnp.maximum(view.len_B - 1, 0)[:, None], axis=1)
+        ids_BJ = jnp.where(j_1J == 0, last_B1, config.mask_token_id)
+        block_BJ = jnp.where((counts_B > 0)[:, None], view.len_B[:, None] - 1 + j_1J, -1)
+        hidden_BJD, pool = head.forward(own, config, tokens_at(ids_BJ, block_BJ, view.pages_BM), pool)
+        hidden_BKD = hidden_BJD[:, 1:]
+        logits_BKV = (
+            head_logits(own["head"], hidden_BKD) if "head" in own else target_logits(weights["target"], hidden_BKD)
+        )
+        drafts = [
+            next_draft(
+                logits_BKV[:, k], view, k, sample_method, target_ids_V=own.get("target_ids"), vocab_size=vocab_size
+            )
+            for k in range(num_tokens)
+        ]
+        token_ids_BK = jnp.stack([token_B for token_B, _ in drafts], axis=1)
+        drawn = [logits_BV for _, logits_BV in drafts if logits_BV is not None]
+        drafts = as_drafts(token_ids_BK, counts_B, jnp.stack(drawn, axis=1) if drawn else None)
+        return drafts, DflashState(pool=pool, seen=state.seen)
+
+    def commit(state: DflashState, view: RowView, seen_BJX, num_kept_B) -> DflashState:
+        return DflashState(pool=state.pool, seen=see_round(state.seen, view, seen_BJX[:, :, hidden_size:], num_kept_B))
+
+    return Proposer(num_tokens, init, prefill, propose, commit, config.aux_streams)

@@ -1,0 +1,145 @@
+"""Device. EAGLE, EAGLE-3 and multi-token prediction: a head over the target's states guesses, step by step.
+
+The head's entry at position t pairs the target's state there with the token at t + 1. A round's first pass takes in
+the positions committed since; each further step pairs the head's own state with its last draft.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxspec.cache.pages import slots_of
+from jaxspec.models.base import Tokens
+from jaxspec.models.heads.base import RecurrentHead, head_logits
+from jaxspec.proposers.base import Proposer, RowView
+from jaxspec.proposers.drawing import SampleMethod, as_drafts, next_draft, room_for
+from jaxspec.proposers.seen import Seen, nothing_seen, see_prompt, see_round, to_take_in
+from jaxspec.types import Drafts
+
+
+@struct.dataclass
+class EagleState:
+    """pool: the head's own pages, same ids as the target's; entries beyond what was taken in are overwritten."""
+
+    pool: jax.Array  # [L*P, 2G, S, H]
+    seen: Seen
+
+
+def eagle(
+    head: RecurrentHead,
+    config: Any,
+    *,
+    target_logits: Callable[[Any, jax.Array], jax.Array],
+    hidden_size: int,
+    vocab_size: int,
+    num_tokens: int,
+    max_model_len: int,
+    sample_method: SampleMethod,
+    pool_shape: tuple[int, int, int, int],
+    pool_dtype: Any,
+) -> Proposer:
+    """A recurrent head as a `Proposer`; its weights are `weights["draft"]`.
+
+    Args:
+        head, config: the head.
+        target_logits: (the target's weights, hidden_BTD) -> logits_BTV, for a head without a vocabulary of its own.
+        hidden_size, vocab_size: the target's.
+        num_tokens: K.
+        max_model_len: positions the head may use; a row that reaches it goes on without drafts.
+        sample_method: "greedy" drafts are the arg-max, a point mass; "probabilistic" ones are drawn under the row's
+            own sampling parameters.
+        pool_shape, pool_dtype: the head's page pool.
+    """
+    block_size = pool_shape[2]
+    reads_streams = bool(config.aux_streams)
+    # Without streams the head reads the hidden state alone, with them the streams alone, which stand behind it.
+    size = (
+        getattr(config, "target_hidden_size", hidden_size) * len(config.aux_streams) if reads_streams else hidden_size
+    )
+
+    def of_interest(seen_BTX: jax.Array) -> jax.Array:
+        return seen_BTX[:, :, hidden_size:] if reads_streams else seen_BTX
+
+    def init(num_rows: int) -> EagleState:
+        return EagleState(pool=jnp.zeros(pool_shape, pool_dtype), seen=nothing_seen(num_rows, num_tokens + 1, size))
+
+    def run(weights, pool, token_ids_BT, positions_BT, pages_BM, features_BTD):
+        inside = (positions_BT >= 0) & (positions_BT < max_model_len)
+        positions_BT = jnp.where(inside, positions_BT, -1)
+        tokens = Tokens(
+            token_ids_BT=jnp.where(inside, token_ids_BT, 0),
+            positions_BT=positions_BT,
+            slots_BT=slots_of(positions_BT, pages_BM, block_size),
+            pages_BM=pages_BM,
+        )
+        return head.forward(weights["draft"], config, tokens, features_BTD, pool)
+
+    def prefill(weights, state: EagleState, rows_B, tokens: Tokens, seen_BTX) -> EagleState:
+        """The chunk's tokens are what follows the positions before them: the last of the chunk before, and all but
+        the last of its own, which waits for the next."""
+        seen_BTX = of_interest(seen_BTX)
+        seen = state.seen
+        before_B = tokens.positions_BT[:, 0] - 1
+        follows_B = (seen.count_R[rows_B] == 1) & (seen.first_R[rows_B] == before_B)
+        positions_BT = jnp.maximum(tokens.positions_BT, 0) - 1
+        positions_BT = positions_BT.at[:, 0].set(jnp.where(follows_B, positions_BT[:, 0], -1))
+        waited_B1X = jnp.where(follows_B[:, None], seen.states_RJX[rows_B, 0], 0.0)[:, None]
+        shifted_BTX = jnp.concatenate([waited_B1X, seen_BTX[:, :-1]], axis=1)
+        features_BTD = head.features(weights["draft"], config, shifted_BTX)
+        _, _, pool = run(weights, state.pool, tokens.token_ids_BT, positions_BT, tokens.pages_BM, features_BTD)
+        return EagleState(pool=pool, seen=see_prompt(seen, rows_B, tokens, seen_BTX, keep=1))
+
+    def guess(weights, hidden_BD, view: RowView, offset) -> tuple[jax.Array, jax.Array | None]:
+        own = weights["draft"]
+        if "head" in own:
+            logits_B1V = head_logits(own["head"], hidden_BD[:, None], getattr(config, "logit_scale", 1.0))
+        else:
+            logits_B1V = target_logits(weights["target"], hidden_BD[:, None])
+        return next_draft(
+            logits_B1V[:, 0],
+            view,
+            offset,
+            sample_method,
+            target_ids_V=own.get("target_ids"),
+            vocab_size=vocab_size,
+        )
+
+    def propose(weights, state: EagleState, view: RowView) -> tuple[Drafts, EagleState]:
+        states_BJX, positions_BJ, is_ready_B = to_take_in(state.seen, view)
+        next_BJ = jnp.minimum(positions_BJ + 1, view.history_BC.shape[1] - 1)
+        token_ids_BJ = jnp.take_along_axis(view.history_BC, next_BJ, axis=1)
+        features_BJD = head.features(weights["draft"], config, states_BJX)
+        hidden_BJD, out_BJD, pool = run(weights, state.pool, token_ids_BJ, positions_BJ, view.pages_BM, features_BJD)
+        count_B = jnp.sum((positions_BJ >= 0).astype(jnp.int32), axis=1)
+        last_B11 = jnp.maximum(count_B - 1, 0)[:, None, None]
+        hidden_BD, out_BD = (jnp.take_along_axis(x, last_B11, axis=1)[:, 0] for x in (hidden_BJD, out_BJD))
+        first_B, first_logits_BV = guess(weights, hidden_BD, view, 0)
+        can_draft_B = is_ready_B & (count_B > 0)
+        counts_B = jnp.where(can_draft_B, room_for(view, max_model_len, num_tokens), 0)
+
+        def step(carry, offset):
+            token_B, out_BD, pool = carry
+            # Draft `offset` follows from the one before it, which stands at len + offset - 1.
+            position_B = jnp.where(offset <= counts_B - 1, view.len_B + offset - 2, -1)
+            hidden_B1D, out_B1D, pool = run(
+                weights, pool, token_B[:, None], position_B[:, None], view.pages_BM, out_BD[:, None]
+            )
+            token_B, logits_BV = guess(weights, hidden_B1D[:, 0], view, offset)
+            return (token_B, out_B1D[:, 0], pool), (token_B, logits_BV)
+
+        (_, _, pool), (rest_kB, rest_logits_kBV) = jax.lax.scan(
+            step, (first_B, out_BD, pool), jnp.arange(1, num_tokens, dtype=jnp.int32)
+        )
+        logits_BKV = None
+        if first_logits_BV is not None and rest_logits_kBV is not None:
+            logits_BKV = jnp.concatenate([first_logits_BV[:, None], rest_logits_kBV.transpose(1, 0, 2)], axis=1)
+        token_ids_BK = jnp.concatenate([first_B[:, None], rest_kB.T], axis=1)
+        return as_drafts(token_ids_BK, counts_B, logits_BKV), EagleState(pool=pool, seen=state.seen)
+
+    def commit(state: EagleState, view: RowView, seen_BJX, num_kept_B) -> EagleState:
+        return EagleState(pool=state.pool, seen=see_round(state.seen, view, of_interest(seen_BJX), num_kept_B))
+
+    return Proposer(num_tokens, init, prefill, propose, commit, config.aux_streams)

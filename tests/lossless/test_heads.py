@@ -1,0 +1,238 @@
+"""Device. Trained heads as drafters: they guess what an independent computation says, in every round, and no answer
+changes by them."""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxspec import ConfigError, SamplingParams
+from jaxspec.cache.pages import pool_shape
+from jaxspec.models.heads import eagle as eagle_head
+from jaxspec.models.heads.load import load_head, open_head
+from jaxspec.models.registry import family_of
+from jaxspec.proposers.eagle import eagle
+from jaxspec.proposers.medusa import medusa
+from jaxspec.step import rounds
+from jaxspec.weights.checkpoint import open_checkpoint
+from jaxspec.weights.load import load
+from tests.lossless.engines import MAX_MODEL_LEN, QUICK_COMPILE, custom, make_engine
+from tests.lossless.misled import expected_histogram, wrong_every
+from tests.lossless.test_every_proposer import answer_of, histogram_of, make_requests
+from tests.oracle import head_folders
+from tests.oracle.folders import DRAFTERS, TINY, write_folder
+from tests.oracle.goldens import read_golden
+from tests.oracle.heads import NumpyEagle, NumpyMedusa, NumpyMlpSpeculator
+from tests.oracle.llama import assert_says
+
+# That each file is read and run as it should is shown in tests/models/test_heads.py.
+GOLDENS = ("eagle3", "dflash", "qwen3-body-next-mtp")
+
+
+@pytest.mark.parametrize(("name", "kind"), [(name, kind) for name, kind in DRAFTERS if name in GOLDENS])
+def test_the_first_round_on_a_golden_target_drafts_what_its_authors_code_did(name, kind):
+    """The method is told by the drafter's files; the drafts, and the whole answer, are the recorded ones."""
+    case, expected = json.loads((TINY / name / "case.json").read_text()), read_golden(name)
+    target = name if kind == "mtp" else case["target"].removeprefix("../")
+    drafts = expected[{"mtp": "mtp_draft_tokens", "dflash": "pass1_tokens"}.get(kind, "draft_tokens")].tolist()
+    context = expected["mtp_context_ids" if kind == "mtp" else "context_ids"][:17].tolist()
+    config = {"method": "mtp"} if kind == "mtp" else {"model": str(TINY / name)}
+    engine = make_engine(TINY / target, config | {"num_speculative_tokens": len(drafts)}, max_num_seqs=1)
+    assert engine.config.speculative_config.method == kind
+    greedy = read_golden(target)
+    params = SamplingParams(temperature=0, max_tokens=len(greedy["greedy_tokens"]), ignore_eos=True)
+    prompt = {"prompt_token_ids": greedy["input_ids"][0].tolist()}
+    assert engine.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids == greedy["greedy_tokens"].tolist()
+    assert first_drafts(engine, context) == drafts
+
+
+def first_drafts(engine, prompt):
+    """What a request's first round guesses: brought in as the engine does it, then `propose` alone."""
+    core, parts = engine.core, engine.core.parts
+    core.add_request("first", {"prompt_token_ids": prompt}, SamplingParams(temperature=0, ignore_eos=True))
+    propose = jax.jit(functools.partial(rounds.propose, parts.proposer), compiler_options=QUICK_COMPILE)
+    found = []
+
+    def look(weights, state, batch, num_rounds):
+        drafts, _ = propose(weights, state, batch)
+        found.append(np.asarray(drafts.token_ids_BK)[0].tolist())
+        return decode_rounds(weights, state, batch, num_rounds)
+
+    decode_rounds, parts.programs.decode_rounds = parts.programs.decode_rounds, look
+    while not found:
+        core.step()
+    core.abort("first")
+    return found[0]
+
+
+# name: (K, how to write the folder, its numpy twin)
+HEADS = {
+    "eagle": (
+        5,
+        lambda folder: head_folders.write_eagle(folder, "eagle", seed=1, num_layers=2, biases=("fc",)),
+        functools.partial(NumpyEagle, kind="eagle"),
+    ),
+    "eagle3": (
+        8,
+        lambda folder: head_folders.write_eagle(
+            folder, "eagle3", seed=3, draft_vocab_size=20, is_speculators=True, stored=("embed_tokens", "t2d")
+        ),
+        functools.partial(NumpyEagle, kind="eagle3"),
+    ),
+    "medusa": (2, lambda folder: head_folders.write_medusa(folder, seed=5), NumpyMedusa),
+    "mlp_speculator": (1, lambda folder: head_folders.write_mlp_speculator(folder, seed=6), NumpyMlpSpeculator),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_answers_are_those_of_the_naive_loop(name, tmp_path, target, target_oracle):
+    """Requests of many lengths that join and leave, greedy and sampled, one to the model's end: every round's drafts
+    are a naive computation's, or the histogram of what was kept would differ."""
+    K, write, twin = HEADS[name]
+    oracle = twin(write(tmp_path / "head"), target_oracle)
+    config = {"model": str(tmp_path / "head"), "num_speculative_tokens": K}
+    engine = make_engine(target, config, rounds_per_batch=4 if K % 2 == 0 else 1)
+    requests = make_requests(seed=K)
+    outputs = engine.generate(
+        [{"prompt_token_ids": prompt} for prompt, _ in requests], [params for _, params in requests], use_tqdm=False
+    )
+    engine.core.scheduler.audit()
+    num_drafted = 0
+    for output, (prompt, params) in zip(outputs, requests, strict=True):
+        answer = answer_of(target_oracle, prompt, params)
+        assert_says(output.outputs[0].token_ids, answer)
+        if min(answer.leads) > 1e-3:
+            wanted = histogram_of(K, prompt, answer.token_ids, oracle.drafts)
+            assert output.metrics.speculative_decoding["acceptance_histogram"] == wanted
+            num_drafted += sum(wanted)
+    assert num_drafted > 30
+
+
+# T3: a target whose next token is a permutation of its last one, and heads that know it.
+
+SIZE, K, EVERY, NUM_TOKENS = 32, 4, 7, 90
+NEXT = np.random.default_rng(0).permutation(SIZE)
+
+
+def write_permutation(folder):
+    """One layer that adds nothing: hidden states are one-hot, and the head looks the successor up."""
+    one, none = np.eye(SIZE, dtype=np.float32), np.zeros((SIZE, SIZE), np.float32)
+    follow = np.zeros((SIZE, SIZE), np.float32)
+    follow[NEXT, np.arange(SIZE)] = 1.0
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": SIZE, "intermediate_size": SIZE,
+        "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 128,
+        "vocab_size": SIZE, "hidden_act": "silu", "rms_norm_eps": 1e-9, "tie_word_embeddings": False,
+    }  # fmt: skip
+    layer = {f"self_attn.{part}_proj.weight": none for part in "qkvo"}
+    layer |= {f"mlp.{part}_proj.weight": none for part in ("gate", "up", "down")}
+    layer |= {f"{part}_layernorm.weight": np.ones(SIZE, np.float32) for part in ("input", "post_attention")}
+    weights = {f"model.layers.0.{name}": tensor for name, tensor in layer.items()}
+    weights |= {"model.embed_tokens.weight": one, "model.norm.weight": np.ones(SIZE, np.float32)}
+    return write_folder(folder, config, weights | {"lm_head.weight": follow}), config, layer, follow
+
+
+def write_knowing_head(folder, name, config, layer, follow):
+    """A head that is always right: by the token it is fed, or by the target's state alone, stepping it on itself."""
+    one, none, s = np.eye(SIZE, dtype=np.float32), np.zeros((SIZE, SIZE), np.float32), np.sqrt(SIZE)
+    ones = np.ones(SIZE, np.float32)
+    if name == "medusa":
+        powers = [np.linalg.matrix_power(follow, i + 2) for i in range(K)]
+        w = {f"{i}.0.linear.weight": none for i in range(K)} | {f"{i}.1.weight": p for i, p in enumerate(powers)}
+        return write_folder(folder, {"medusa_num_heads": K, "medusa_num_layers": 1}, w)
+    # The MLP reads a normed one-hot, s times it, and moves it to its successor.
+    steps = {
+        "mlp.gate_proj.weight": one,
+        "mlp.up_proj.weight": one,
+        "mlp.down_proj.weight": ((follow - one) / (s / (1 + np.exp(-s)) * s)).astype(np.float32),
+    }
+    if name == "eagle3":
+        wide = {f"self_attn.{part}_proj.weight": np.zeros((SIZE, 2 * SIZE), np.float32) for part in "qkv"}
+        w = {f"midlayer.{key}": tensor for key, tensor in (layer | steps | wide).items()}
+        w |= {"midlayer.hidden_norm.weight": ones, "fc.weight": np.concatenate([one, none], axis=1)}
+        w |= {"norm.weight": ones, "lm_head.weight": follow, "d2t": np.zeros(SIZE, np.int64)}
+        return write_folder(folder, config | {"eagle_aux_hidden_state_layer_ids": [0, 1]}, w)
+    layer = {key: tensor for key, tensor in layer.items() if key != "input_layernorm.weight"}
+    w = {f"layers.0.{key}": tensor for key, tensor in layer.items()}
+    w["fc.weight"] = np.concatenate([one, none], axis=1)
+    return write_folder(folder, config, w)
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "medusa"])
+def test_a_head_that_knows_is_kept_in_full_and_recovers(tmp_path, name):
+    folder, config, layer, follow = write_permutation(tmp_path / "target")
+    write_knowing_head(tmp_path / "head", name, config, layer, follow)
+    with open_checkpoint(folder) as checkpoint:
+        model, family = checkpoint.config, family_of(checkpoint.config.family)
+        specs = family.specs(model, np.float32)
+        weights = load(checkpoint.reader, specs, family.name_table(model, checkpoint.source))
+        with open_head(name, tmp_path / "head", checkpoint) as head:
+            draft = load_head(head, model, weights, jnp.float32)
+    num_rows, page = 5, 8
+    num_pages = num_rows * 128 // page
+    options = {"num_tokens": K, "max_model_len": 128, "sample_method": "greedy"}
+    shared = {
+        "target_logits": lambda weights, hidden: family.logits(weights, model, hidden),
+        "vocab_size": SIZE,
+    }
+    if name == "medusa":
+        inner = medusa(head.config, **shared, **options)
+    else:
+        shape = pool_shape(head.config.model, num_pages, page)
+        inner = eagle(
+            eagle_head.HEAD, head.config, hidden_size=SIZE, pool_shape=shape, pool_dtype=jnp.float32, **shared,
+            **options,
+        )  # fmt: skip
+    proposer = wrong_every(EVERY, inner, lambda weights: {"target": weights["target"], "draft": draft}, SIZE)
+    engine = make_engine(
+        folder, custom(K), proposer=proposer, max_model_len=128, max_num_seqs=num_rows, block_size=page,
+        num_pages=num_pages,
+    )  # fmt: skip
+    # The last token follows the one before, as a head that goes by states supposes.
+    prompts = [[3], *([*start, int(NEXT[start[-1]])] for start in ([1], [5, 1], list(range(16)), [4] * 32))]
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        token, said = prompt[-1], []
+        for _ in range(NUM_TOKENS):
+            token = int(NEXT[token])
+            said.append(token)
+        assert output.outputs[0].token_ids == said
+        # A prompt of one token has shown the head no state yet.
+        wanted = expected_histogram(NUM_TOKENS, K, EVERY, first_is_plain=len(prompt) == 1)
+        assert output.metrics.speculative_decoding["acceptance_histogram"] == wanted
+
+
+def test_the_streams_can_be_said(tmp_path, target):
+    """What the user says goes before what the config does; streams that the target has not are refused."""
+    head_folders.write_eagle(tmp_path / "head", "eagle3", streams=(0, 1))
+    config = {"model": str(tmp_path / "head"), "num_speculative_tokens": 1}
+    for ids, words in (([0, 7], r"\[0, 7\] must lie in 0..2"), ([2], "does not read 1 streams")):
+        with pytest.raises(ConfigError, match=words):
+            make_engine(target, config | {"eagle_aux_hidden_state_layer_ids": ids})
+
+
+def test_more_drafts_than_a_head_can_make_are_refused(tmp_path, target):
+    head_folders.write_medusa(tmp_path / "medusa", num_heads=2)
+    with pytest.raises(ConfigError, match="num_speculative_tokens=3 "):
+        make_engine(target, {"model": str(tmp_path / "medusa"), "num_speculative_tokens": 3})
+
+
+def test_a_draft_limit_ends_drafting_for_its_row_alone(tmp_path, target, target_oracle):
+    """T14: prompts on either side of the head's limit, one of them to the target's own."""
+    limit = 16
+    head_folders.write_eagle(tmp_path / "head", "eagle3", seed=3, max_position_embeddings=limit)
+    engine = make_engine(target, {"model": str(tmp_path / "head"), "num_speculative_tokens": 3})
+    requests = [
+        (list(range(length)), SamplingParams(temperature=0, max_tokens=most, ignore_eos=True))
+        for length, most in ((8, 12), (15, 6), (16, 6), (17, 6), (31, MAX_MODEL_LEN - 31))
+    ]
+    prompts = [{"prompt_token_ids": prompt} for prompt, _ in requests]
+    outputs = engine.generate(prompts, [params for _, params in requests], use_tqdm=False)
+    for output, (prompt, params) in zip(outputs, requests, strict=True):
+        assert_says(output.outputs[0].token_ids, answer_of(target_oracle, prompt, params))
+        drafted = sum(output.metrics.speculative_decoding["acceptance_histogram"])
+        assert (drafted > 0) == (len(prompt) < limit)
