@@ -1,4 +1,4 @@
-"""Host. Kernels and whole rounds compile for H100 and B200, to machine code and without a spilled register."""
+"""Host. Kernels and whole rounds compile for H100 and B200, to machine code; for H100 without a spilled register."""
 
 import pytest
 
