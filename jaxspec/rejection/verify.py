@@ -11,7 +11,7 @@ from jaxspec.config.synthetic import conditional_rates
 from jaxspec.keys import Purpose, token_key, uniform
 from jaxspec.pallas_kernels.rejection import api
 from jaxspec.pallas_kernels.rejection.cutoff import row_filters
-from jaxspec.pallas_kernels.rejection.penalties import Penalties
+from jaxspec.pallas_kernels.rejection.penalties import Penalties, has_penalty, row_penalties
 from jaxspec.pallas_kernels.rejection.rules import BLOCK, COUPLED, GREEDY, STANDARD
 from jaxspec.rejection.metadata import SpecDecodeMetadata, make_metadata
 from jaxspec.types import Drafts, SamplingTable, Verdict
@@ -93,16 +93,11 @@ def verify(
     if counts_BV is None:
         num_accepted_B, token_ids_B = judged(None)
     else:
-        penalties = Penalties(
-            counts_BV=counts_BV,
-            request_R=jnp.repeat(row_ids_B, J),
-            offset_R=jnp.tile(jnp.arange(J, dtype=jnp.int32), B),
-            presence_B=table.presence_B,
-            frequency_B=table.frequency_B,
-            repetition_B=table.repetition_B,
+        columns = (table.presence_B, table.frequency_B, table.repetition_B)
+        penalties = row_penalties(counts_BV, *columns, num_positions=J)
+        num_accepted_B, token_ids_B = lax.cond(
+            jnp.any(has_penalty(*columns)), lambda: judged(penalties), lambda: judged(None)
         )
-        has_penalty = jnp.any((table.presence_B != 0) | (table.frequency_B != 0) | (table.repetition_B != 1))
-        num_accepted_B, token_ids_B = lax.cond(has_penalty, lambda: judged(penalties), lambda: judged(None))
     place_1J = jnp.arange(J, dtype=jnp.int32)[None]
     kept_BJ = jnp.pad(drafts.token_ids_BK, ((0, 0), (0, 1)))
     last_B1 = num_accepted_B[:, None]

@@ -6,7 +6,7 @@ from jaxtyping import Array, Float, Int32, UInt32
 
 from jaxspec.pallas_kernels.rejection.argmax import row_argmax, row_gumbel_argmax
 from jaxspec.pallas_kernels.rejection.cutoff import row_cutoffs, row_filters, scaled_logits
-from jaxspec.pallas_kernels.rejection.penalties import Penalties, penalised
+from jaxspec.pallas_kernels.rejection.penalties import penalised, row_penalties
 from jaxspec.types import SamplingTable
 
 
@@ -37,16 +37,9 @@ def penalise(
 ) -> Float[Array, "B J V"]:
     """The logits after the rows' penalties; position j also counts the row's first j drafts (-1 = none)."""
     B, J, V = logits_BJV.shape
-    row_B = jnp.arange(B, dtype=jnp.int32)
-    penalties = Penalties(
-        counts_BV=counts_BV,
-        request_R=jnp.repeat(row_B, J),
-        offset_R=jnp.tile(jnp.arange(J, dtype=jnp.int32), B),
-        presence_B=table.presence_B,
-        frequency_B=table.frequency_B,
-        repetition_B=table.repetition_B,
-    )
-    ends_B = (row_B + 1) * draft_ids_BK.shape[1]
+    columns = (table.presence_B, table.frequency_B, table.repetition_B)
+    penalties = row_penalties(counts_BV, *columns, num_positions=J)
+    ends_B = jnp.arange(1, B + 1, dtype=jnp.int32) * draft_ids_BK.shape[1]
     return penalised(logits_BJV.reshape(B * J, V), penalties, draft_ids_BK.reshape(-1), ends_B).reshape(B, J, V)
 
 

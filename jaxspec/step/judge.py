@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxspec.pallas_kernels.rejection.penalties import has_penalty
 from jaxspec.rejection.verify import verify
 from jaxspec.sampling.counts import token_counts
 from jaxspec.sampling.edits import edit
@@ -49,7 +50,7 @@ def _needs_full(state: DecodeState, batch: Batch) -> jax.Array:
 
 def _has_penalty(state: DecodeState) -> jax.Array:
     table = state.table
-    return (table.presence_B != 0) | (table.frequency_B != 0) | (table.repetition_B != 1)
+    return has_penalty(table.presence_B, table.frequency_B, table.repetition_B)
 
 
 def _judge_fully(target: Target, state: DecodeState, batch: Batch, drafts: Drafts, logits_BJV, mask_BJU):

@@ -21,6 +21,31 @@ class Penalties(NamedTuple):
     repetition_B: jax.Array  # f32 > 0, divides a positive logit of an id in prompt or output, else multiplies; 1 = off
 
 
+def has_penalty(presence_B: jax.Array, frequency_B: jax.Array, repetition_B: jax.Array) -> jax.Array:
+    """bool, whether a request's columns ask for anything."""
+    return (presence_B != 0) | (frequency_B != 0) | (repetition_B != 1)
+
+
+def row_penalties(
+    counts_BV: Int32[Array, "B V"],
+    presence_B: Float[Array, " B"],
+    frequency_B: Float[Array, " B"],
+    repetition_B: Float[Array, " B"],
+    *,
+    num_positions: int,
+) -> Penalties:
+    """A request's penalties for each of its positions, R = B * num_positions; position j follows its first j drafts."""
+    B = counts_BV.shape[0]
+    return Penalties(
+        counts_BV=counts_BV,
+        request_R=jnp.repeat(jnp.arange(B, dtype=jnp.int32), num_positions),
+        offset_R=jnp.tile(jnp.arange(num_positions, dtype=jnp.int32), B),
+        presence_B=presence_B,
+        frequency_B=frequency_B,
+        repetition_B=repetition_B,
+    )
+
+
 def penalised(
     logits_RV: Float[Array, "R V"],
     penalties: Penalties,
