@@ -188,6 +188,7 @@ def _one_of(is_first: jax.Array, first: Callable, second: Callable, state: Decod
     XLA copies the whole page pool at the edges of a conditional (measured on CPU: twice a round). It never copies what
     a while loop carries, so each branch is a loop that runs once or not at all.
     """
+    first, second = jax.jit(first), jax.jit(second)  # traced once each, for the shapes and in the loops
     _, output_shape = jax.eval_shape(first, state)
     output = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), output_shape)
 

@@ -12,7 +12,7 @@ def test_the_kernel_check_runs_and_notices(monkeypatch):
 
     def wrong(*, implementation, **arguments):
         num_accepted, tokens = reject(**arguments, implementation="reference")
-        return num_accepted, tokens + (implementation == "pallas")
+        return num_accepted, tokens + int(implementation == "pallas")
 
     monkeypatch.setattr(checks, "reject", wrong)
     with pytest.raises(AssertionError, match="token_ids_B"):

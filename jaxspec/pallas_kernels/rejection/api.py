@@ -94,8 +94,12 @@ def reject(
         accept_rate_N, penalties,
     )  # fmt: skip
     if pick_implementation(implementation, platform) == "reference":
-        return reference.reject(*arguments, rules=rules)
+        return _reference(*arguments, rules=rules)
     return passes.reject(*arguments, rules=rules, run=_BODIES[platform])
+
+
+# A program holds several of these over the same shapes; jitted, they are traced and lowered once.
+_reference = jax.jit(reference.reject, static_argnames="rules")
 
 
 def validate_static(logits_RV: jax.Array, draft_logits_NV: jax.Array | None) -> None:
