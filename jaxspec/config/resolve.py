@@ -35,7 +35,8 @@ class ModelFacts:
     """The models a config is settled for: their descriptions, and how many parameters each has.
 
     method: what the draft's files say they are for, where the config does not say; draft_tokens: how many drafts a row
-    they speak of.
+    they speak of. Of the target's parameters, int8_parameters are those that `quantization: int8` keeps as integers,
+    and int8_scales how many scales come with them.
     """
 
     target: ModelConfig
@@ -44,6 +45,8 @@ class ModelFacts:
     num_draft_parameters: int = 0
     method: str | None = None
     draft_tokens: DraftTokens | None = None
+    int8_parameters: int = 0
+    int8_scales: int = 0
 
 
 class ResolvedSpeculative(BaseModel):
@@ -192,7 +195,7 @@ def _pages_in_memory(
     # A host is shared with whatever else runs on it; an accelerator is ours.
     share = config.gpu_memory_utilization or (0.4 if hardware.platform == "cpu" else 0.9)
     plan_bytes = int(hardware.memory_bytes * share)
-    weight_bytes = (models.num_parameters + models.num_draft_parameters) * item_bytes
+    weight_bytes = _weight_bytes(models, item_bytes, config.quantization)
     num_pages = (plan_bytes - weight_bytes) // page_bytes
     if num_pages < 1:
         raise CapacityError(
@@ -200,6 +203,14 @@ def _pages_in_memory(
             f"({share} of {hardware.memory_bytes}); raise gpu_memory_utilization or take a smaller model"
         )
     return num_pages
+
+
+def _weight_bytes(models: ModelFacts, item_bytes: int, quantization: str | None) -> int:
+    num_parameters = models.num_parameters + models.num_draft_parameters
+    if quantization is None:
+        return num_parameters * item_bytes
+    scale_bytes = models.int8_scales * ITEM_BYTES["float32"]
+    return (num_parameters - models.int8_parameters) * item_bytes + models.int8_parameters + scale_bytes
 
 
 def _max_model_len(config: EngineConfig, target: ModelConfig, most_pages: int, block_size: int) -> int:

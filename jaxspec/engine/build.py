@@ -37,7 +37,7 @@ from jaxspec.text.tokenizer import Tokenizer, load_tokenizer
 from jaxspec.types import ArraySpec
 from jaxspec.weights.aliases import resolve_model
 from jaxspec.weights.checkpoint import Checkpoint, open_checkpoint
-from jaxspec.weights.int8 import Int8Put
+from jaxspec.weights.int8 import Int8Put, int8_shapes
 from jaxspec.weights.load import load
 
 logger = logging.getLogger(__name__)
@@ -175,6 +175,7 @@ def _resolve(
         draft, num_draft_parameters = head_layers(head), num_head_parameters(head)
     memory_stats = jax.devices()[0].memory_stats()
     hardware = read_hardware(platform, (memory_stats or {}).get("bytes_limit"))
+    int8_parameters, int8_scales = _num_int8(target)
     facts = ModelFacts(
         target,
         _num_parameters(target),
@@ -182,6 +183,8 @@ def _resolve(
         num_draft_parameters,
         found.method,
         found.num_tokens,
+        int8_parameters,
+        int8_scales,
     )
     return resolve(config, hardware, facts)
 
@@ -190,6 +193,13 @@ def _num_parameters(config: ModelConfig) -> int:
     specs = family_of(config.family).specs(config, np.float32)
     leaves = jax.tree.leaves(specs, is_leaf=lambda leaf: isinstance(leaf, ArraySpec))
     return sum(math.prod(leaf.shape) for leaf in leaves)
+
+
+def _num_int8(config: ModelConfig) -> tuple[int, int]:
+    """(values, scales) of the parameters that `quantization: int8` keeps as integers."""
+    family = family_of(config.family)
+    shapes = int8_shapes(family.specs(config, np.float32), family.int8_names)
+    return sum(math.prod(shape) for shape in shapes), sum(shape[0] for shape in shapes)
 
 
 def _configure_compilation_cache(resolved: ResolvedConfig) -> None:

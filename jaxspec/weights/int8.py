@@ -19,6 +19,12 @@ def quantize(weight_oi: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.rint(weight_oi / scale_o[:, None]).clip(-MAX_INT8, MAX_INT8).astype(np.int8), scale_o
 
 
+def int8_shapes(specs: Any, names: tuple[str, ...]) -> list[tuple[int, ...]]:
+    """[out, in] of each parameter that becomes an `Int8Weight`; names: as `Int8Put` takes them."""
+    leaves = jax.tree_util.tree_leaves_with_path(specs, is_leaf=lambda leaf: isinstance(leaf, ArraySpec))
+    return [spec.shape for path, spec in leaves if path[-1].key in names]
+
+
 class Int8Put:
     """How to load a tree whose parameters of some names become `Int8Weight`s: the specs to read, and a `put`."""
 

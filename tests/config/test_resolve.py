@@ -91,6 +91,17 @@ def test_a_draft_counts_in_the_memory_plan():
     assert resolve(config, facts, models).num_pages == 150
 
 
+def test_int8_weights_count_at_their_own_size():
+    models = dataclasses.replace(MODELS, num_draft_parameters=1_000, int8_parameters=100_000_000, int8_scales=150_000)
+    plan = (35_001_000 * 2) + 100_000_000 + 150_000 * 4 + 150 * PAGE_BYTES
+    facts = HardwareFacts("cpu", plan, "abc123", None)
+    config = EngineConfig(model="smol", gpu_memory_utilization=1.0, quantization="int8")
+    assert resolve(config, facts, models).num_pages == 150
+    assert resolve(config, dataclasses.replace(facts, memory_bytes=plan - 1), models).num_pages == 149
+    at_full_size = resolve(EngineConfig(model="smol", gpu_memory_utilization=1.0), facts, models)
+    assert at_full_size.num_pages == (plan - 135_001_000 * 2) // PAGE_BYTES < 150
+
+
 @pytest.mark.parametrize(
     ("given", "facts", "error", "says"),
     [

@@ -2,12 +2,13 @@
 
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxspec import ConfigError, EngineConfig, SamplingParams
-from jaxspec.engine.build import _load
+from jaxspec.engine.build import _load, _num_int8, _num_parameters
 from jaxspec.models.registry import FAMILIES, family_of
 from jaxspec.types import Int8Weight
 from jaxspec.weights.checkpoint import open_checkpoint
@@ -40,6 +41,17 @@ def test_only_the_layers_linear_maps_become_integers():
             assert (off <= np.abs(wanted).max(axis=1, keepdims=True) * (0.5 / 127 + 2**-8)).all()
         else:
             np.testing.assert_array_equal(found, plain["layers"][1][name])
+
+
+@pytest.mark.parametrize("name", ["llama31", "gpt2", "deepseek-v3-mtp"])
+def test_the_memory_plan_counts_what_is_loaded(name):
+    """Integers and scales exactly; norms and routers, which stay float32, are the rest."""
+    with open_checkpoint(TINY / name) as checkpoint:
+        loaded, (values, scales) = _load(checkpoint, "float32", "int8"), _num_int8(checkpoint.config)
+        num_parameters = _num_parameters(checkpoint.config)
+    leaves = jax.tree.leaves(loaded)
+    assert 0 < values == sum(leaf.size for leaf in leaves if leaf.dtype == jnp.int8)
+    assert sum(leaf.nbytes for leaf in leaves) == 4 * (num_parameters - values) + values + 4 * scales
 
 
 def test_an_engine_runs_on_them_and_speculation_changes_nothing(tmp_path):
