@@ -187,13 +187,14 @@ def _dflash(runner: HeadRunner, expected: dict[str, np.ndarray]) -> dict[str, np
     pool, start = runner.pool(), 0
     ids, streams_TX = expected["context_ids"], expected["aux_hidden"]
     size = len(expected["pass1_logits"]) + 1
+    remember = jax.jit(lambda weights, *args: dflash.remember(weights, config, *args))
+    forward = jax.jit(lambda weights, *args: dflash.forward(weights, config, *args))
     for name, end in (("pass1", len(streams_TX) - (len(ids) - 1 - 16)), ("pass2", len(streams_TX))):
         positions = range(start, end)
-        pool = dflash.remember(
-            weights, config, runner.tokens(ids[start:end], positions), jnp.asarray(streams_TX[start:end])[None], pool
-        )
+        streams_1TX = jnp.asarray(streams_TX[start:end])[None]
+        pool = remember(weights, runner.tokens(ids[start:end], positions), streams_1TX, pool)
         block = [int(ids[end]), *[config.mask_token_id] * (size - 1)]
-        hidden, pool = dflash.forward(weights, config, runner.tokens(block, range(end, end + size)), pool)
+        hidden, pool = forward(weights, runner.tokens(block, range(end, end + size)), pool)
         found[f"{name}_logits"] = runner.logits(hidden)[0, 1:]
         found[f"{name}_tokens"] = found[f"{name}_logits"].argmax(axis=-1)
         start = end

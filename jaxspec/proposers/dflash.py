@@ -1,5 +1,6 @@
 """Device. DFlash: keys of committed positions, made of the target's streams; then one pass over a block of masks."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -7,13 +8,13 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxspec.cache.pages import slots_of
 from jaxspec.config.heads import DflashConfig
 from jaxspec.models.base import Tokens
 from jaxspec.models.heads import dflash as head
 from jaxspec.models.heads.base import head_logits
 from jaxspec.proposers.base import Proposer, RowView
 from jaxspec.proposers.drawing import SampleMethod, as_drafts, next_draft, room_for
+from jaxspec.proposers.inputs import tokens_at
 from jaxspec.proposers.seen import Seen, nothing_seen, see_prompt, see_round, to_take_in
 from jaxspec.types import Drafts
 
@@ -42,24 +43,15 @@ def dflash(
 
     A row without room for a whole block drafts nothing: a block sees all of itself, and half a block says other things.
     """
-    block_size = pool_shape[2]
+    place = functools.partial(tokens_at, block_size=pool_shape[2], max_model_len=max_model_len)
 
     def init(num_rows: int) -> DflashState:
         size = config.target_hidden_size * len(config.aux_streams)
         return DflashState(pool=jnp.zeros(pool_shape, pool_dtype), seen=nothing_seen(num_rows, num_tokens + 1, size))
 
-    def tokens_at(token_ids_BT, positions_BT, pages_BM) -> Tokens:
-        positions_BT = jnp.where(positions_BT < max_model_len, positions_BT, -1)
-        return Tokens(
-            token_ids_BT=jnp.where(positions_BT >= 0, token_ids_BT, 0),
-            positions_BT=positions_BT,
-            slots_BT=slots_of(positions_BT, pages_BM, block_size),
-            pages_BM=pages_BM,
-        )
-
     def prefill(weights, state: DflashState, rows_B, tokens: Tokens, seen_BTX) -> DflashState:
         streams_BTX = seen_BTX[:, :, hidden_size:]
-        placed = tokens_at(tokens.token_ids_BT, tokens.positions_BT, tokens.pages_BM)
+        placed = place(tokens.token_ids_BT, tokens.positions_BT, tokens.pages_BM)
         pool = head.remember(weights["draft"], config, placed, streams_BTX, state.pool)
         return DflashState(pool=pool, seen=see_prompt(state.seen, rows_B, tokens, streams_BTX, keep=0))
 
@@ -67,7 +59,7 @@ def dflash(
         own = weights["draft"]
         streams_BJX, positions_BJ, is_ready_B = to_take_in(state.seen, view)
         nothing_BJ = jnp.zeros_like(positions_BJ)
-        pool = head.remember(own, config, tokens_at(nothing_BJ, positions_BJ, view.pages_BM), streams_BJX, state.pool)
+        pool = head.remember(own, config, place(nothing_BJ, positions_BJ, view.pages_BM), streams_BJX, state.pool)
         # A short row has room for the block: its pages reach to max_len, the token after its last draft included.
         counts_B = jnp.where(is_ready_B, room_for(view, max_model_len, num_tokens), 0)
         counts_B = jnp.where(counts_B == num_tokens, counts_B, 0)
@@ -75,7 +67,7 @@ def dflash(
         last_B1 = jnp.take_along_axis(view.history_BC, jnp.maximum(view.len_B - 1, 0)[:, None], axis=1)
         ids_BJ = jnp.where(j_1J == 0, last_B1, config.mask_token_id)
         block_BJ = jnp.where((counts_B > 0)[:, None], view.len_B[:, None] - 1 + j_1J, -1)
-        hidden_BJD, pool = head.forward(own, config, tokens_at(ids_BJ, block_BJ, view.pages_BM), pool)
+        hidden_BJD, pool = head.forward(own, config, place(ids_BJ, block_BJ, view.pages_BM), pool)
         hidden_BKD = hidden_BJD[:, 1:]
         logits_BKV = (
             head_logits(own["head"], hidden_BKD) if "head" in own else target_logits(weights["target"], hidden_BKD)

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxspec.cache.pages import slots_of
 from jaxspec.config.model import ModelConfig
 from jaxspec.models.base import Family, Tokens
 from jaxspec.proposers.base import Proposer, RowView
 from jaxspec.proposers.drawing import SampleMethod, as_drafts, next_draft, room_for
+from jaxspec.proposers.inputs import tokens_at
 from jaxspec.types import Drafts
 
 
@@ -55,22 +55,16 @@ def draft_model(
     A row that fell behind by more than J tokens catches up J tokens a round and drafts nothing meanwhile.
     """
     J = num_tokens + 1
-    block_size = pool_shape[2]
 
     def init(num_rows: int) -> DraftModelState:
         return DraftModelState(pool=jnp.zeros(pool_shape, pool_dtype), cached_R=jnp.zeros(num_rows, jnp.int32))
 
     def run(weights, pool, token_ids_BT, positions_BT, view_pages_BM):
-        inside = (positions_BT >= 0) & (positions_BT < max_model_len)
-        positions_BT = jnp.where(inside, positions_BT, -1)
         if has_own_vocabulary:
             # Not the target's, or not a token at all behind a row's length: the lookup is clamped.
             token_ids_BT = weights["vocabulary"]["target_to_draft_V"].at[token_ids_BT].get(mode="clip")
-        tokens = Tokens(
-            token_ids_BT=jnp.where(inside, token_ids_BT, 0),
-            positions_BT=positions_BT,
-            slots_BT=slots_of(positions_BT, view_pages_BM, block_size),
-            pages_BM=view_pages_BM,
+        tokens = tokens_at(
+            token_ids_BT, positions_BT, view_pages_BM, block_size=pool_shape[2], max_model_len=max_model_len
         )
         return family.forward(weights["draft"], config, tokens, pool)
 

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxspec.cache.pages import slots_of
 from jaxspec.models.base import Tokens
 from jaxspec.models.heads.base import RecurrentHead, head_logits
 from jaxspec.proposers.base import Proposer, RowView
 from jaxspec.proposers.drawing import SampleMethod, as_drafts, next_draft, room_for
+from jaxspec.proposers.inputs import tokens_at
 from jaxspec.proposers.seen import Seen, nothing_seen, see_prompt, see_round, to_take_in
 from jaxspec.types import Drafts
 
@@ -53,7 +53,6 @@ def eagle(
             own sampling parameters.
         pool_shape, pool_dtype: the head's page pool.
     """
-    block_size = pool_shape[2]
     reads_streams = bool(config.aux_streams)
     # Without streams the head reads the hidden state alone, with them the streams alone, which stand behind it.
     size = (
@@ -67,14 +66,7 @@ def eagle(
         return EagleState(pool=jnp.zeros(pool_shape, pool_dtype), seen=nothing_seen(num_rows, num_tokens + 1, size))
 
     def run(weights, pool, token_ids_BT, positions_BT, pages_BM, features_BTD):
-        inside = (positions_BT >= 0) & (positions_BT < max_model_len)
-        positions_BT = jnp.where(inside, positions_BT, -1)
-        tokens = Tokens(
-            token_ids_BT=jnp.where(inside, token_ids_BT, 0),
-            positions_BT=positions_BT,
-            slots_BT=slots_of(positions_BT, pages_BM, block_size),
-            pages_BM=pages_BM,
-        )
+        tokens = tokens_at(token_ids_BT, positions_BT, pages_BM, block_size=pool_shape[2], max_model_len=max_model_len)
         return head.forward(weights["draft"], config, tokens, features_BTD, pool)
 
     def prefill(weights, state: EagleState, rows_B, tokens: Tokens, seen_BTX) -> EagleState:

@@ -1,4 +1,5 @@
-"""Host. What a drafter's first pass is fed after a verified round, in vLLM's packed layout: rows end to end.
+"""Device and host. What a drafter's pass is fed: rows side by side on the device; and on the host, for comparison, what
+its first pass after a verified round is in vLLM's packed layout, rows end to end.
 
 A row was fed its last committed token and its drafts, some of them rejected; now it has one new token. Models see the
 kept tokens and the new one at their own positions. Heads over hidden states (`shift`) see each state with the token
@@ -8,8 +9,28 @@ What was rejected is padding: it keeps its slots, so that shapes do not depend o
 
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
+
+from jaxspec.cache.pages import slots_of
+from jaxspec.models.base import Tokens
+
+
+def tokens_at(
+    token_ids_BT: jax.Array, positions_BT: jax.Array, pages_BM: jax.Array, *, block_size: int, max_model_len: int
+) -> Tokens:
+    """The tokens of a drafter's pass over pages of block_size; what lies beyond its own length is padding, as
+    positions below 0 are."""
+    inside_BT = (positions_BT >= 0) & (positions_BT < max_model_len)
+    positions_BT = jnp.where(inside_BT, positions_BT, -1)
+    return Tokens(
+        token_ids_BT=jnp.where(inside_BT, token_ids_BT, 0),
+        positions_BT=positions_BT,
+        slots_BT=slots_of(positions_BT, pages_BM, block_size),
+        pages_BM=pages_BM,
+    )
 
 
 class FirstPass(NamedTuple):

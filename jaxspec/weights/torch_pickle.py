@@ -87,9 +87,7 @@ def read_state_dict(pickle: bytes) -> dict[str, StoredTensor]:
     Raises:
       ValueError: saying what in the pickle is not part of a state dict; nothing of it is ever run.
     """
-    if len(pickle) > MAX_PICKLE_BYTES:
-        raise ValueError(f"a pickle of {len(pickle)} bytes is longer than the {MAX_PICKLE_BYTES} that are read")
-    result = _Machine().run(pickle)
+    result = read_value(pickle)
     if not isinstance(result, dict):
         raise ValueError(f"the pickle holds {_kind(result)}, not a dictionary of tensors; save the state dict alone")
     for name, value in result.items():
@@ -98,6 +96,18 @@ def read_state_dict(pickle: bytes) -> dict[str, StoredTensor]:
                 f"entry {name!r:.100} is {_kind(value)}, not a tensor; save the state dict alone, without the rest"
             )
     return result
+
+
+def read_value(pickle: bytes) -> Any:
+    """Whatever a pickle holds that cannot act: tensors as views, numbers, strings, None, and tuples, lists and
+    dictionaries of these.
+
+    Raises:
+      ValueError: saying what in the pickle is none of these; nothing of it is ever run.
+    """
+    if len(pickle) > MAX_PICKLE_BYTES:
+        raise ValueError(f"a pickle of {len(pickle)} bytes is longer than the {MAX_PICKLE_BYTES} that are read")
+    return _Machine().run(pickle)
 
 
 class _Machine:

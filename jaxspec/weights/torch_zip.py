@@ -14,7 +14,7 @@ from jaxspec.errors import WeightsError
 from jaxspec.weights.mapped import MappedFile
 from jaxspec.weights.reader import TensorInfo, check_readable, is_shape
 from jaxspec.weights.shards import check_index, corrupt, indexed_files, join_tables
-from jaxspec.weights.torch_pickle import MAX_PICKLE_BYTES, StoredTensor, read_state_dict
+from jaxspec.weights.torch_pickle import MAX_PICKLE_BYTES, StoredTensor, read_state_dict, read_value
 
 SINGLE_NAME = "pytorch_model.bin"
 INDEX_NAME = "pytorch_model.bin.index.json"
@@ -53,15 +53,7 @@ class TorchReader:
         check_readable(self.path, self._files is not None, name, self.tensors)
         assert self._files is not None
         file, (stored, start) = self._places[name]
-        width = stored.dtype.itemsize
-        # Bounds were checked with the table: the last value lies inside the storage.
-        last = sum((size - 1) * stride for size, stride in zip(stored.shape, stored.strides, strict=True))
-        begin = start + stored.offset * width
-        if not math.prod(stored.shape):
-            return np.empty(stored.shape, stored.dtype if dtype is None else dtype)
-        values = self._files[file].view(begin, begin + (last + 1) * width)
-        strides = [stride * width for stride in stored.strides]
-        view = np.ndarray(stored.shape, stored.dtype, buffer=values.data, strides=strides)
+        view = _array(self._files[file], stored, start)
         return view if dtype is None else view.astype(dtype, copy=False)
 
     def release(self, name: str) -> None:
@@ -83,9 +75,10 @@ class TorchReader:
 
 
 def torch_files(folder: Path) -> list[Path]:
-    """The files of a folder that may be PyTorch's: training leftovers, which hold no weights, are none."""
+    """The files of a folder that may be PyTorch's weights: what training leaves behind is none, nor a lone vector."""
     found = sorted(file for file in folder.iterdir() if file.suffix in SUFFIXES and file.is_file())
-    return [file for file in found if not file.name.startswith(("training_args", "optimizer", "scheduler", "rng_"))]
+    others = ("training_args", "optimizer", "scheduler", "rng_", "mask_embedding")
+    return [file for file in found if not file.name.startswith(others)]
 
 
 def read_torch_table(path: Path) -> dict[str, tuple[StoredTensor, int]]:
@@ -94,17 +87,57 @@ def read_torch_table(path: Path) -> dict[str, tuple[StoredTensor, int]]:
     Raises:
       WeightsError: as the reader does.
     """
-    try:
-        with path.open("rb") as file:
-            _refuse_old_forms(path, file)
-            spans, pickle = _read_zip(path, file)
-    except OSError as error:
-        raise WeightsError(f"cannot read {path}: {error.strerror or error}") from error
+    spans, pickle = _parts(path)
     try:
         tensors = read_state_dict(pickle)
     except ValueError as error:
         raise WeightsError(f"{path}: {error}") from error
     return {name: (stored, _check_view(path, name, stored, spans)) for name, stored in tensors.items()}
+
+
+def read_torch_value(path: Path) -> Any:
+    """What one small file holds, its tensors copied into arrays: a lone tensor, or a dictionary of such values.
+
+    Raises:
+      WeightsError: as the reader does.
+    """
+    spans, pickle = _parts(path)
+    try:
+        value = read_value(pickle)
+    except ValueError as error:
+        raise WeightsError(f"{path}: {error}") from error
+    file = MappedFile(path)
+
+    def copied(name: str, item: Any) -> Any:
+        if not isinstance(item, StoredTensor):
+            return item
+        return np.array(_array(file, item, _check_view(path, name, item, spans)))
+
+    if isinstance(value, dict):
+        return {name: copied(name, item) for name, item in value.items()}
+    return copied("the tensor", value)
+
+
+def _parts(path: Path) -> tuple[dict[str, tuple[int, int]], bytes]:
+    """(where each entry of the zip lies, the pickle)."""
+    try:
+        with path.open("rb") as file:
+            _refuse_old_forms(path, file)
+            return _read_zip(path, file)
+    except OSError as error:
+        raise WeightsError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _array(file: MappedFile, stored: StoredTensor, start: int) -> np.ndarray:
+    """A read-only view of the file, whose storage begins at `start`; bounds were checked before."""
+    width = stored.dtype.itemsize
+    if not math.prod(stored.shape):
+        return np.empty(stored.shape, stored.dtype)
+    last = sum((size - 1) * stride for size, stride in zip(stored.shape, stored.strides, strict=True))
+    begin = start + stored.offset * width
+    values = file.view(begin, begin + (last + 1) * width)
+    strides = [stride * width for stride in stored.strides]
+    return np.ndarray(stored.shape, stored.dtype, buffer=values.data, strides=strides)
 
 
 def _refuse_old_forms(path: Path, file: BinaryIO) -> None:

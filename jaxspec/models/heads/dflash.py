@@ -102,7 +102,11 @@ def forward(weights: Weights, config: DflashConfig, tokens: Tokens, pool: jax.Ar
     assert model.rope is not None
     B, T = tokens.token_ids_BT.shape
     Q, G, H, eps = model.num_heads, model.num_kv_heads, model.head_dim, model.norm_eps
-    x_ND = embed(weights["embed"], tokens.token_ids_BT).reshape(B * T, -1)
+    x_BTD = embed(weights["embed"], jnp.minimum(tokens.token_ids_BT, weights["embed"].shape[0] - 1))
+    if "mask_embedding" in weights:
+        is_mask_BT = tokens.token_ids_BT == config.mask_token_id
+        x_BTD = jnp.where(is_mask_BT[..., None], weights["mask_embedding"].astype(x_BTD.dtype), x_BTD)
+    x_ND = x_BTD.reshape(B * T, -1)
     rotation = rope_tables(tokens.positions_BT, model.rope, H)
     last_B1 = jnp.max(tokens.positions_BT, axis=1, keepdims=True)
     from_the_end = dataclasses.replace(tokens, positions_BT=jnp.where(tokens.positions_BT < 0, -1, last_B1))

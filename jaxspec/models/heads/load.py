@@ -23,9 +23,11 @@ from jaxspec.weights.checkpoint import Checkpoint, open_tensors
 from jaxspec.weights.load import load
 from jaxspec.weights.names import NameTable
 from jaxspec.weights.reader import Reader
+from jaxspec.weights.torch_zip import read_torch_value
 
 logger = logging.getLogger(__name__)
 
+_MASK_FILE = "mask_embedding.pt"
 _MODULES: dict[type, ModuleType] = {
     EagleConfig: eagle,
     MtpConfig: mtp,
@@ -46,10 +48,11 @@ def _name_table(config: HeadConfig, tensor_names: Collection[str]) -> NameTable:
 
 @dataclass(frozen=True)
 class HeadCheckpoint:
-    """An open drafter: what it is, and its tensors."""
+    """An open drafter: what it is, its tensors, and the vector that lies beside them in a file of its own, if any."""
 
     config: HeadConfig
     reader: Reader
+    mask_embedding: np.ndarray | None = None
 
 
 @contextmanager
@@ -71,9 +74,34 @@ def open_head(kind: str, folder: Path | None, target: Checkpoint, *, aux_layer_i
     try:
         shapes = {name: info.shape for name, info in reader.tensors.items()}
         config = head_config(kind, values, shapes, target.config, aux_layer_ids=aux_layer_ids)
-        yield HeadCheckpoint(config, reader)
+        yield HeadCheckpoint(config, reader, _mask_embedding(folder, config))
     finally:
         reader.close()
+
+
+def _mask_embedding(folder: Path, config: HeadConfig) -> np.ndarray | None:
+    """What stands for a mask token in place of the embedding's row: the target's is often zero, never trained.
+
+    Raises:
+      WeightsError: a file that holds none, or one for another token.
+    """
+    path = folder / _MASK_FILE
+    if not isinstance(config, DflashConfig) or not path.is_file():
+        return None
+    value = read_torch_value(path)
+    if isinstance(value, dict):
+        token_id = value.get("mask_token_id", config.mask_token_id)
+        if token_id != config.mask_token_id:
+            raise WeightsError(
+                f"{path} is of token {token_id}, the config's mask_token_id is {config.mask_token_id}; fetch both again"
+            )
+        value = value.get("embedding", value.get("mask_embedding"))
+    size = config.model.hidden_size
+    if not isinstance(value, np.ndarray) or value.size != size or not jnp.issubdtype(value.dtype, jnp.floating):
+        shape = list(value.shape) if isinstance(value, np.ndarray) else type(value).__name__
+        raise WeightsError(f"{path} must hold one vector of {size} numbers, as 'embedding' or alone, got {shape}")
+    logger.info("draft head: mask token %d: embedding from %s", config.mask_token_id, _MASK_FILE)
+    return value.reshape(size)
 
 
 def load_head(head: HeadCheckpoint, target: ModelConfig, target_weights: Weights, dtype: Any) -> Weights:
@@ -98,6 +126,15 @@ def load_head(head: HeadCheckpoint, target: ModelConfig, target_weights: Weights
         if isinstance(config, EagleConfig) and config.is_head_tied:
             logger.info("draft head: vocabulary head: tied to the embedding")
             weights["head"] = weights["embed"]
+        if isinstance(config, DflashConfig):
+            if head.mask_embedding is not None:
+                weights["mask_embedding"] = jnp.asarray(head.mask_embedding, dtype)
+            num_rows = weights["embed"].shape[0]
+            if "mask_embedding" not in weights and config.mask_token_id >= num_rows:
+                raise WeightsError(
+                    f"mask_token_id={config.mask_token_id} has no row in an embedding of {num_rows}, and there is no "
+                    f"{_MASK_FILE}; fetch the draft head again"
+                )
         stored = target_weights.get("head")
         if isinstance(stored, jax.Array) and isinstance(weights.get("head"), jax.Array):
             if weights["head"].shape == stored.shape and bool(jnp.all(weights["head"] == stored)):
