@@ -29,7 +29,8 @@ from jaxspec.proposers.ngram import ngram
 from jaxspec.proposers.suffix import SuffixProposer
 from jaxspec.sampling.grammar import GrammarCompiler
 from jaxspec.sampling.processors import LogitsProcessor
-from jaxspec.step.pack import geometric_buckets
+from jaxspec.step.executables import ExecutableStore
+from jaxspec.step.pack import geometric_buckets, row_buckets
 from jaxspec.step.programs import Programs, Shapes
 from jaxspec.step.state import DecodeState, initial_state
 from jaxspec.step.target import Target
@@ -97,6 +98,15 @@ def build(
         platform = jax.default_backend()
         resolved = _resolve(config, platform, checkpoint, draft_checkpoint, draft, head.config if head else None)
         _configure_compilation_cache(resolved)
+        configs = (
+            checkpoint.config,
+            draft_checkpoint and draft_checkpoint.config,
+            head and head.config,
+            vocabulary is not None,
+        )
+        # The user's own code may be anything: programs that hold it are traced at every start.
+        is_custom = draft.method == "custom" or logits_processors
+        store = None if is_custom else _executables(resolved, configs)
         weights = {"target": _load(checkpoint, resolved.dtype, resolved.quantization)}
         if draft_checkpoint is not None:
             weights["draft"] = _load(draft_checkpoint, resolved.dtype)
@@ -139,20 +149,18 @@ def build(
         proposer_state=proposer.init(resolved.max_num_seqs + 1),
         processors=logits_processors,
     )
-    most_rows, most_tokens = resolved.max_num_seqs, resolved.max_num_batched_tokens
-    split_rows = (most_rows,) if resolved.exact else geometric_buckets(1, most_rows, most_rows)
+    batch_rows, split_rows, chunk_tokens = _buckets(resolved)
     shapes = Shapes(
+        batch_rows=batch_rows,
         split_rows=split_rows if resolved.enable_structured_outputs else (),
-        # The products of one bucket may be summed in another order than those of the next.
-        batch_rows=(most_rows,) if resolved.exact else geometric_buckets(1, most_rows, 2),
-        chunk_tokens=(most_tokens,) if resolved.exact else geometric_buckets(min(16, most_tokens), most_tokens, 4),
+        chunk_tokens=chunk_tokens,
         pages_per_row=resolved.pages_per_row,
         max_rows=resolved.max_num_seqs,
         max_model_len=resolved.max_model_len,
         max_rounds=resolved.rounds_per_batch,
         num_host_drafts=host_proposer.num_tokens if host_proposer is not None else 0,
     )
-    programs = Programs(target, proposer, shapes, weights, state, show_progress=show_progress)
+    programs = Programs(target, proposer, shapes, weights, state, store=store, show_progress=show_progress)
     _log_plan(resolved, weights, state, programs)
     grammars = None
     if resolved.enable_structured_outputs and tokenizer is not None:
@@ -209,6 +217,20 @@ def _configure_compilation_cache(resolved: ResolvedConfig) -> None:
     jax.config.update("jax_compilation_cache_dir", resolved.compilation_cache_dir)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _buckets(resolved: ResolvedConfig) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """The sizes to compile for: rows of a batch, rows of a round in three parts, tokens of a prompt's chunk."""
+    rows, tokens = resolved.max_num_seqs, resolved.max_num_batched_tokens
+    if resolved.exact:  # the products of one size may be summed in another order than those of the next
+        return (rows,), (rows,), (tokens,)
+    return row_buckets(rows), tuple(sorted({1, rows})), geometric_buckets(min(16, tokens), tokens, 4)
+
+
+def _executables(resolved: ResolvedConfig, configs: tuple[Any, ...]) -> ExecutableStore | None:
+    if resolved.compilation_cache_dir is None:
+        return None
+    return ExecutableStore(Path(resolved.compilation_cache_dir) / "executables", (resolved, configs))
 
 
 def _tokenizer(named: str | None, checkpoint: Path) -> Tokenizer | None:

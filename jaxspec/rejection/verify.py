@@ -4,14 +4,13 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float, Int32
 
 from jaxspec.config.synthetic import conditional_rates
 from jaxspec.keys import Purpose, token_key, uniform
 from jaxspec.pallas_kernels.rejection import api
 from jaxspec.pallas_kernels.rejection.cutoff import row_filters
-from jaxspec.pallas_kernels.rejection.penalties import Penalties, has_penalty, row_penalties
+from jaxspec.pallas_kernels.rejection.penalties import row_penalties
 from jaxspec.pallas_kernels.rejection.rules import BLOCK, COUPLED, GREEDY, STANDARD
 from jaxspec.rejection.metadata import SpecDecodeMetadata, make_metadata
 from jaxspec.types import Drafts, SamplingTable, Verdict
@@ -40,7 +39,7 @@ def verify(
     rejection; by `block`, which weighs a round's drafts as a whole and keeps no fewer on average; or `coupled`, where
     the token at each position is fixed by the row's key and the position alone. `synthetic` keeps drafts at given
     rates, greedy rows too: for measuring speed, not for text.
-    Only what the rows need is computed: a batch of greedy rows costs one arg-max, one without penalties none of them.
+    Only what the rows need is computed: a batch of greedy rows costs one arg-max.
 
     Args:
         logits_BJV: f32; row j is the target's logits for the token at position anchor + j. J = K + 1; K may be 0.
@@ -70,34 +69,28 @@ def verify(
             raise ValueError(f"{synthetic_rates=} must hold a rate for each of {K=} drafts")
         accept_rate_N = jnp.asarray(conditional_rates(synthetic_rates[:K]), jnp.float32)[metadata.offset_N]
 
-    def judged(penalties: Penalties | None) -> tuple[jax.Array, jax.Array]:
-        return api.reject(
-            logits_RV,
-            None if drafts.logits_BKV is None or K == 0 else drafts.logits_BKV.reshape(B * K, V),
-            draft_ids_N,
-            metadata.target_rows_N,
-            draft_rows_N,
-            metadata.bonus_rows_B,
-            metadata.cu_num_draft_tokens_B,
-            jnp.repeat(rule_B, J),
-            *filters,
-            uniform(accept_key_BJ2).reshape(B * J),
-            noise_key_BJ2.reshape(B * J, 2),
-            accept_rate_N,
-            penalties,
-            rules=(GREEDY, _RULES[rule]),
-            implementation=implementation,
-            platform=platform,
-        )
-
-    if counts_BV is None:
-        num_accepted_B, token_ids_B = judged(None)
-    else:
+    penalties = None
+    if counts_BV is not None:
         columns = (table.presence_B, table.frequency_B, table.repetition_B)
         penalties = row_penalties(counts_BV, *columns, num_positions=J)
-        num_accepted_B, token_ids_B = lax.cond(
-            jnp.any(has_penalty(*columns)), lambda: judged(penalties), lambda: judged(None)
-        )
+    num_accepted_B, token_ids_B = api.reject(
+        logits_RV,
+        None if drafts.logits_BKV is None or K == 0 else drafts.logits_BKV.reshape(B * K, V),
+        draft_ids_N,
+        metadata.target_rows_N,
+        draft_rows_N,
+        metadata.bonus_rows_B,
+        metadata.cu_num_draft_tokens_B,
+        jnp.repeat(rule_B, J),
+        *filters,
+        uniform(accept_key_BJ2).reshape(B * J),
+        noise_key_BJ2.reshape(B * J, 2),
+        accept_rate_N,
+        penalties,
+        rules=(GREEDY, _RULES[rule]),
+        implementation=implementation,
+        platform=platform,
+    )
     place_1J = jnp.arange(J, dtype=jnp.int32)[None]
     kept_BJ = jnp.pad(drafts.token_ids_BK, ((0, 0), (0, 1)))
     last_B1 = num_accepted_B[:, None]

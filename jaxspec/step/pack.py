@@ -30,6 +30,11 @@ def geometric_buckets(smallest: int, largest: int, factor: int) -> tuple[int, ..
     return (*buckets, largest)
 
 
+def row_buckets(largest: int) -> tuple[int, ...]:
+    """1, 4, 8, 16, … below `largest`, then `largest` itself: two or three rows cost little less than four."""
+    return (1, *geometric_buckets(4, largest, 2)) if largest > 1 else (1,)
+
+
 def pack_pages(pages: Sequence[int], pages_per_row: int) -> np.ndarray:
     """i32[M]: the pages in order, then -1."""
     packed = np.full(pages_per_row, -1, np.int32)

@@ -19,6 +19,7 @@ from jaxspec.sampling.params import SamplingParams
 from jaxspec.sampling.table import table_row
 from jaxspec.step import pack, rounds
 from jaxspec.step.compiles import compile_count
+from jaxspec.step.executables import ExecutableStore
 from jaxspec.step.prefill import Admission, Chunk, admit, prefill, prompt_logprobs
 from jaxspec.step.state import Batch, DecodeState, RoundOutput
 from jaxspec.step.target import Target
@@ -85,23 +86,28 @@ class Programs:
         weights: Any,
         state: DecodeState,
         *,
+        store: ExecutableStore | None = None,
         show_progress: bool = False,
     ):
-        """Lower and compile everything. `state` is only looked at for its shapes."""
+        """Compile everything, or take it from the store. `weights` and `state` are only looked at for their shapes."""
         compile_count()  # counting begins
         self.shapes = shapes
         self._programs: dict[str, Any] = {}
         self.plan: list[PlanEntry] = []
         wanted = dict(_program_list(target, proposer, shapes, weights, state))
         started = time.perf_counter()
+        if store is not None:
+            store.settle((weights, state))
         # XLA compiles outside the interpreter's lock, so two at a time use the second core.
         with ThreadPoolExecutor(max_workers=2) as pool:
-            done = pool.map(_compile, wanted.items())
+            done = pool.map(functools.partial(_obtain, store), wanted.items())
             for name, program, seconds in tqdm(
                 done, total=len(wanted), desc="compiling", disable=not show_progress, unit="program"
             ):
                 self._programs[name] = program
                 self.plan.append(PlanEntry(name, seconds, _temp_bytes(program)))
+        if store is not None:
+            store.close()
         self.compile_seconds = time.perf_counter() - started
 
     def admit(self, state: DecodeState, admission: Admission) -> DecodeState:
@@ -168,7 +174,7 @@ class Programs:
 
 
 def _program_list(target: Target, proposer: Proposer, shapes: Shapes, weights: Any, state: DecodeState):
-    """Yields (name, lowering function) for every program and bucket."""
+    """Yields (name, lowering function) for every program and bucket; nothing is traced before it is lowered."""
     abstract = functools.partial(jax.tree.map, lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
     weights, state = abstract(weights), abstract(state)
 
@@ -218,18 +224,30 @@ def _program_list(target: Target, proposer: Proposer, shapes: Shapes, weights: A
         for K in shapes.host_drafts:
             yield f"verify_commit[B={rows},K={K}]", lower(run, 1, weights, state, batch, drafts_of(rows, K))
 
-    for rows in shapes.split_rows:
+    def split_arguments(rows: int) -> tuple[Batch, Drafts, jax.Array, jax.Array | None]:
         batch, drafts = batch_of(rows), drafts_of(rows, shapes.num_host_drafts)
         if not shapes.num_host_drafts:
-            run = functools.partial(rounds.propose, proposer)
-            yield f"propose[B={rows}]", lower(run, 1, weights, state, batch)
-            drafts, _ = jax.eval_shape(run, weights, state, batch)
-        run = functools.partial(rounds.forward, target, proposer)
-        yield f"forward[B={rows}]", lower(run, 1, weights, state, batch, drafts)
-        _, logits_BJV, seen_BJX = jax.eval_shape(run, weights, state, batch, drafts)
+            drafts, _ = jax.eval_shape(functools.partial(rounds.propose, proposer), weights, state, batch)
+        forward = functools.partial(rounds.forward, target, proposer)
+        _, logits_BJV, seen_BJX = jax.eval_shape(forward, weights, state, batch, drafts)
+        return batch, drafts, logits_BJV, seen_BJX
+
+    def lower_forward(rows: int):
+        batch, drafts, _, _ = split_arguments(rows)
+        return lower(functools.partial(rounds.forward, target, proposer), 1, weights, state, batch, drafts)()
+
+    def lower_judge_commit(rows: int):
+        batch, drafts, logits_BJV, seen_BJX = split_arguments(rows)
         mask_BJU = np.zeros((*logits_BJV.shape[:2], mask_words(vocab_size)), np.uint32)
         run = _stacked(functools.partial(rounds.judge_commit, target, proposer))
-        yield f"judge_commit[B={rows}]", lower(run, 0, state, batch, drafts, logits_BJV, seen_BJX, mask_BJU)
+        return lower(run, 0, state, batch, drafts, logits_BJV, seen_BJX, mask_BJU)()
+
+    for rows in shapes.split_rows:
+        if not shapes.num_host_drafts:
+            run = functools.partial(rounds.propose, proposer)
+            yield f"propose[B={rows}]", lower(run, 1, weights, state, batch_of(rows))
+        yield f"forward[B={rows}]", functools.partial(lower_forward, rows)
+        yield f"judge_commit[B={rows}]", functools.partial(lower_judge_commit, rows)
 
 
 def _stacked(round_: Callable) -> Callable:
@@ -240,6 +258,18 @@ def _stacked(round_: Callable) -> Callable:
         return state, jax.tree.map(lambda leaf: leaf[None], output)
 
     return run
+
+
+def _obtain(store: ExecutableStore | None, item: tuple[str, Callable]) -> tuple[str, Any, float]:
+    """(name, program, seconds): from the store, or compiled and put there."""
+    name, started = item[0], time.perf_counter()
+    kept = store.load(name) if store is not None else None
+    if kept is not None:
+        return name, kept, time.perf_counter() - started
+    done = _compile(item)
+    if store is not None:
+        store.save(name, done[1])
+    return done
 
 
 def _compile(item: tuple[str, Callable]) -> tuple[str, Any, float]:

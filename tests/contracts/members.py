@@ -23,7 +23,6 @@ from jaxspec.proposers.ngram import ngram
 from jaxspec.step.compiles import compile_count
 from jaxspec.step.state import initial_state
 from jaxspec.step.target import Target
-from tests.lossless.engines import QUICK_COMPILE
 from tests.lossless.replay import replay_proposer
 
 V, K, MAX_LEN, PAGE_SIZE, ROWS = 20, 3, 24, 4, 3
@@ -178,17 +177,12 @@ def shapes_of(tree):
     return structure, [(leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)) for leaf in leaves]
 
 
-def quickly(function, **options):
-    """`jax.jit` without XLA's optimizations."""
-    return jax.jit(function, compiler_options=QUICK_COMPILE, **options)
-
-
 def check_step(function, donated: int, *args):
     """Calls a step function twice, its state threaded and donated; returns the second call's result.
 
     The state must come back as it went in, the first must be gone, and the second call must not compile.
     """
-    step = quickly(function, donate_argnums=donated)
+    step = jax.jit(function, donate_argnums=donated)
     args = list(args)
     before = args[donated] = jax.tree.map(jnp.array, args[donated])  # copies: donation eats what it is given
     wanted = shapes_of(before)

@@ -14,6 +14,7 @@ from jaxspec.models.registry import FAMILIES, family_of
 from jaxspec.types import ArraySpec
 from jaxspec.weights.checkpoint import open_checkpoint
 from tests.contracts.members import FAMILY_MEMBERS, check_step
+from tests.lossless.engines import SAME_HLO
 from tests.models.paging import Pager
 from tests.oracle.folders import TARGETS, TINY
 from tests.oracle.goldens import assert_close
@@ -155,7 +156,7 @@ def test_a_pass_copies_no_cache(name, num_rows, num_tokens):
         is_leaf=lambda leaf: isinstance(leaf, ArraySpec),
     )
     run = jax.jit(lambda weights, tokens, pool: family.forward(weights, config, tokens, pool), donate_argnums=2)
-    program = run.lower(weights, tokens, jax.ShapeDtypeStruct(shape, jnp.float32)).compile()
+    program = run.lower(weights, tokens, jax.ShapeDtypeStruct(shape, jnp.float32)).compile(SAME_HLO)
     size = int(np.prod(shape))
     assert size % 23 == 0
     assert large_moves(program.as_text(), {size: "the page pool"}) == []

@@ -23,7 +23,6 @@ from tests.contracts.members import (
     make_state,
     make_weights,
     pages_of,
-    quickly,
 )
 from tests.lossless.replay import ReplayTable, Script, make_table
 
@@ -78,7 +77,7 @@ def view_of(rows, lengths, *, active=None, garbage=0, max_len=MAX_LEN):
 
 @functools.cache
 def programs(proposer):
-    return quickly(proposer.prefill), quickly(proposer.propose)
+    return jax.jit(proposer.prefill), jax.jit(proposer.propose)
 
 
 SEEN = np.random.default_rng(0).standard_normal((ROWS, 2 * MAX_LEN, 8 * 4)).astype(np.float32)
@@ -194,7 +193,7 @@ def test_a_committed_round_is_as_good_as_a_prompt(proposer, state):
     tokens. Rejected drafts, rows of other lengths and rows that sat the round out leave no trace."""
     if proposer.commit is None:
         return
-    commit = quickly(proposer.commit)
+    commit = jax.jit(proposer.commit)
     K, kept = proposer.num_tokens, [1, proposer.num_tokens + 1, 2]
     state = filled(proposer, state, LENGTHS)
     for active in ([True, False, True], [False, True, False]):

@@ -24,7 +24,6 @@ from tests.contracts.members import (
     make_target,
     make_weights,
     pages_of,
-    quickly,
 )
 
 PAGES_PER_ROW = MAX_LEN // PAGE_SIZE
@@ -52,7 +51,7 @@ def ready(proposer):
 def make_ready(proposer):
     """(weights, state, batch): two rows with a prompt, one greedy and one sampled, and a padded row."""
     weights, state = make_weights(), make_state(proposer)
-    bring_in, fill = quickly(admit), quickly(functools.partial(prefill, make_target(), proposer, 4))
+    bring_in, fill = jax.jit(admit), jax.jit(functools.partial(prefill, make_target(), proposer, 4))
     for row in range(2):
         state = bring_in(state, admission(row, temperature=float(row)))
         state, _ = fill(weights, state, pack.pack_chunk(row, 0, 4, pages_of(row), PAGES_PER_ROW))
@@ -111,14 +110,14 @@ def test_all_ways_to_run_a_round_agree(name):
     """The fused round, the split pair and the three parts, from one state: the same tokens and logprobs."""
     proposer, target = make_proposer(name), make_target()
     weights, state, batch = make_ready(proposer)
-    fused_state, fused = quickly(functools.partial(rounds.decode_round, target, proposer))(weights, state, batch)
-    drafts, proposed = quickly(functools.partial(rounds.propose, proposer))(weights, state, batch)
-    _, split = quickly(functools.partial(rounds.verify_commit, target, proposer))(weights, proposed, batch, drafts)
-    verified, logits_BJV, seen = quickly(functools.partial(rounds.forward, target, proposer))(
+    fused_state, fused = jax.jit(functools.partial(rounds.decode_round, target, proposer))(weights, state, batch)
+    drafts, proposed = jax.jit(functools.partial(rounds.propose, proposer))(weights, state, batch)
+    _, split = jax.jit(functools.partial(rounds.verify_commit, target, proposer))(weights, proposed, batch, drafts)
+    verified, logits_BJV, seen = jax.jit(functools.partial(rounds.forward, target, proposer))(
         weights, proposed, batch, drafts
     )
     everything_BJU = jnp.full((*logits_BJV.shape[:2], mask_words(V)), 2**32 - 1, jnp.uint32)
-    judge = quickly(functools.partial(rounds.judge_commit, target, proposer))
+    judge = jax.jit(functools.partial(rounds.judge_commit, target, proposer))
     traced_state, traced = judge(verified, batch, drafts, logits_BJV, seen, everything_BJU)
     assert logits_BJV.shape == (3, proposer.num_tokens + 1, V)
     np.testing.assert_array_equal(fused.packed_BX, split.packed_BX)

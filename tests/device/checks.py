@@ -44,7 +44,7 @@ def check_lossless(folder: Path, num_tokens: int = 24) -> None:
 
     def answers(speculative_config):
         # exact: products at the highest precision, and one row shape whoever drafts; so not a token may differ.
-        engine = make_engine(target, speculative_config, quick=False, exact=True)
+        engine = make_engine(target, speculative_config, exact=True)
         outputs = engine.generate(prompts, params, use_tqdm=False)
         return [output.outputs[0].token_ids for output in outputs]
 

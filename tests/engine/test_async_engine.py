@@ -9,7 +9,6 @@ import pytest
 from jaxspec import AsyncEngine, EngineConfig, RequestError, SamplingParams
 from jaxspec.engine import build
 from jaxspec.errors import JaxspecError
-from jaxspec.step import programs
 from tests.lossless import engines
 from tests.lossless.engines import ngram
 from tests.oracle.llama import assert_says, continuation
@@ -34,8 +33,7 @@ def start(folder):
         gpu_memory_utilization=0.2,
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "geometric_buckets", lambda smallest, largest, factor: (largest,))
-        patch.setattr(programs, "_compile", engines._compile_quickly)
+        patch.setattr(build, "_buckets", engines.full_sizes_alone)
         engine = AsyncEngine(config)
         assert not engine.is_ready
         engine.start().wait_until_ready()

@@ -1,6 +1,7 @@
 """Host. Engines for lossless tests: tiny models in float32, whose caches hold NaN wherever nothing was written."""
 
 import dataclasses
+import functools
 import time
 
 import jax
@@ -18,20 +19,17 @@ CHUNK_TOKENS = 16
 PAGE_SIZE = 4
 
 
-# A third of the usual compile time, for slower programs.
-QUICK_COMPILE = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-    "xla_cpu_use_fusion_emitters": False,
-}
+# tests/conftest.py turns compilers down for the whole suite. These give the HLO that users get, and also its code.
+SAME_HLO = {"xla_cpu_use_fusion_emitters": True}
+SAME_CODE = SAME_HLO | {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
 
 
-def make_engine(model, speculative_config=None, *, buckets: bool = False, quick: bool = True, **config) -> Engine:
+def make_engine(model, speculative_config=None, *, buckets: bool = False, options=None, **config) -> Engine:
     """An engine over a model folder.
 
     Args:
         buckets: compile for every bucket, not for full batches and chunks alone.
-        quick: compile the same programs without XLA's optimizations.
+        options: the compiler's, in place of the suite's.
     """
     defaults = {
         "dtype": "float32",
@@ -46,18 +44,24 @@ def make_engine(model, speculative_config=None, *, buckets: bool = False, quick:
     }
     with pytest.MonkeyPatch.context() as patch:
         if not buckets:
-            patch.setattr(build, "geometric_buckets", lambda smallest, largest, factor: (largest,))
-        if quick:
-            patch.setattr(programs, "_compile", _compile_quickly)
+            patch.setattr(build, "_buckets", full_sizes_alone)
+        if options is not None:
+            patch.setattr(programs, "_compile", functools.partial(_compile_with, options))
         engine = Engine(str(model), speculative_config=speculative_config, **(defaults | config))
     poison(engine)
     return engine
 
 
-def _compile_quickly(item):
+def full_sizes_alone(resolved):
+    """In place of `build._buckets`: full batches and chunks, and none between."""
+    rows, tokens = resolved.max_num_seqs, resolved.max_num_batched_tokens
+    return (rows,), (rows,), (tokens,)
+
+
+def _compile_with(options, item):
     name, lower = item
     started = time.perf_counter()
-    program = lower().compile(compiler_options=QUICK_COMPILE)
+    program = lower().compile(compiler_options=options)
     return name, program, time.perf_counter() - started
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxspec import SamplingParams
-from tests.lossless.engines import draft_model, make_engine, ngram
+from tests.lossless.engines import SAME_CODE, draft_model, make_engine, ngram
 from tests.oracle.folders import write_like, write_llama
 from tests.oracle.llama import NumpyLlama
 from tests.rejection.numpy_reference import Row, kept_logits, softmax
@@ -55,7 +55,7 @@ def case(request, model, drafter):
     }[method]
     # Optimized programs, since these run long.
     config |= {"rejection_sample_method": rule}
-    return make_engine(model, config, max_num_seqs=64, max_model_len=16, block_size=8, quick=False), filters
+    return make_engine(model, config, max_num_seqs=64, max_model_len=16, block_size=8, options=SAME_CODE), filters
 
 
 def probabilities(oracle, ids_BT, filters):

@@ -19,7 +19,7 @@ from jaxspec.proposers.medusa import medusa
 from jaxspec.step import rounds
 from jaxspec.weights.checkpoint import open_checkpoint
 from jaxspec.weights.load import load
-from tests.lossless.engines import MAX_MODEL_LEN, QUICK_COMPILE, custom, make_engine
+from tests.lossless.engines import MAX_MODEL_LEN, custom, make_engine
 from tests.lossless.misled import expected_histogram, wrong_every
 from tests.lossless.test_every_proposer import answer_of, histogram_of, make_requests
 from tests.oracle import head_folders
@@ -53,7 +53,7 @@ def first_drafts(engine, prompt):
     """What a request's first round guesses: brought in as the engine does it, then `propose` alone."""
     core, parts = engine.core, engine.core.parts
     core.add_request("first", {"prompt_token_ids": prompt}, SamplingParams(temperature=0, ignore_eos=True))
-    propose = jax.jit(functools.partial(rounds.propose, parts.proposer), compiler_options=QUICK_COMPILE)
+    propose = jax.jit(functools.partial(rounds.propose, parts.proposer))
     found = []
 
     def look(weights, state, batch, num_rounds):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxspec import SamplingParams
-from tests.lossless.engines import VOCAB_SIZE, draft_model, make_engine, ngram
+from tests.lossless.engines import SAME_CODE, VOCAB_SIZE, draft_model, make_engine, ngram
 
 K = 3
 METHODS = ("plain", "ngram coupled", "ngram standard", "draft_model", "probabilistic")
@@ -24,7 +24,9 @@ def engine(request, target, drafter):
     }[request.param]
     # Buckets for some, since a batch of one and a batch of four are different programs; one method as it is shipped.
     buckets = request.param in ("plain", "ngram standard", "probabilistic")
-    return make_engine(target, config, max_num_seqs=4, buckets=buckets, quick=request.param != "plain")
+    return make_engine(
+        target, config, max_num_seqs=4, buckets=buckets, options=SAME_CODE if request.param == "plain" else None
+    )
 
 
 def make_requests():

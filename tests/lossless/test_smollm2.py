@@ -4,7 +4,7 @@ import pytest
 
 from jaxspec import SamplingParams
 from jaxspec.weights.aliases import ALIASES, _packaged_file
-from tests.lossless.engines import make_engine, ngram
+from tests.lossless.engines import SAME_CODE, make_engine, ngram
 from tests.oracle.smollm2 import assert_greedy, read_cases
 
 NUM_TOKENS = 64  # of the 96 recorded, which the bare forward is judged by in full
@@ -23,7 +23,7 @@ def test_the_engine_says_what_pytorch_said(method):
         max_num_batched_tokens=128,
         block_size=16,
         gpu_memory_utilization=0.5,
-        quick=False,
+        options=SAME_CODE,
     )
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     outputs = engine.generate([case["prompt_text"] for case in cases], params, use_tqdm=False)

@@ -10,7 +10,7 @@ from jaxspec.models.base import Tokens
 from jaxspec.models.registry import family_of
 from jaxspec.weights.checkpoint import open_checkpoint
 from jaxspec.weights.load import load
-from tests.lossless.engines import QUICK_COMPILE
+from tests.lossless.engines import SAME_CODE
 
 
 def load_model(path):
@@ -85,5 +85,5 @@ _PROGRAMS = {
         jax.jit(_forward, static_argnums=(0, 1), donate_argnums=3, compiler_options=options),
         jax.jit(_logits, static_argnums=(0, 1), compiler_options=options),
     )
-    for quick, options in ((True, QUICK_COMPILE), (False, None))
+    for quick, options in ((True, None), (False, SAME_CODE))
 }

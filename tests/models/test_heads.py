@@ -10,7 +10,6 @@ import pytest
 from jaxspec.cache.pages import pool_shape, slots_of
 from jaxspec.models.base import Tokens
 from scripts.check_golden import run_drafter
-from tests.lossless.engines import QUICK_COMPILE
 from tests.models.paging import load_model
 from tests.oracle.folders import DRAFTERS, TINY
 from tests.oracle.goldens import assert_close, read_golden
@@ -46,7 +45,6 @@ def test_the_streams_that_heads_read_are_the_targets(name):
     order = (n - 1, *range(n - 1))
     run = jax.jit(
         lambda weights, tokens, pool: family.forward(weights, config, tokens, pool, (*order, n))[0],
-        compiler_options=QUICK_COMPILE,
     )
     hidden, *streams = np.split(np.asarray(run(weights, tokens, pool))[0], n + 2, axis=-1)
     assert_close(hidden, expected["final_hidden"][0])

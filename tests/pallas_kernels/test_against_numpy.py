@@ -9,11 +9,10 @@ import jax.numpy as jnp
 import pytest
 
 from jaxspec.rejection.verify import verify
-from tests.lossless.engines import QUICK_COMPILE
 from tests.rejection.batches import MIXED, expected, random_batch, table_of
 
 
-@functools.partial(jax.jit, static_argnames="rule", compiler_options=QUICK_COMPILE)
+@functools.partial(jax.jit, static_argnames="rule")
 def verified(logits_BJV, drafts, table, anchor_B, rule):
     return verify(logits_BJV, drafts, table, anchor_B, rule=rule, implementation="pallas")
 

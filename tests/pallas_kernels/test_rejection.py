@@ -17,7 +17,6 @@ from jaxspec.pallas_kernels.rejection import gpu, passes, reference, tpu
 from jaxspec.pallas_kernels.rejection.api import pick_implementation, reject
 from jaxspec.pallas_kernels.rejection.arg_specs import REJECTION_SPECS, RejectionSpec
 from jaxspec.pallas_kernels.rejection.rules import BLOCK, COUPLED, GREEDY, STANDARD
-from tests.lossless.engines import QUICK_COMPILE
 from tests.pallas_kernels.cases import assert_equal, random_arguments
 
 SPECS = {spec.name: spec for spec in REJECTION_SPECS if "test" in spec.tags}
@@ -29,7 +28,7 @@ BODIES = {
 }
 
 
-@functools.partial(jax.jit, static_argnames=("rules", "body"), compiler_options=QUICK_COMPILE)
+@functools.partial(jax.jit, static_argnames=("rules", "body"))
 def judged(arguments, rules, body):
     if body == "reference":
         return reference.reject(**{"accept_rate_N": None, "penalties": None} | arguments, rules=rules)

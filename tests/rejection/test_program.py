@@ -10,6 +10,7 @@ import pytest
 from jaxspec.rejection.verify import verify
 from jaxspec.sampling.table import neutral_table
 from jaxspec.types import Drafts
+from tests.lossless.engines import SAME_HLO
 
 B, K, V = 2, 4, 8192
 
@@ -24,7 +25,8 @@ def compiled_text(rule, has_draft_logits, has_counts=False):
     table = jax.eval_shape(lambda: neutral_table(B))
     counts_BV = shape(B, V, dtype=jnp.int32) if has_counts else None
     run = jax.jit(lambda *inputs: verify(*inputs, rule=rule))
-    return run.lower(shape(B, K + 1, V), drafts, table, shape(B, dtype=jnp.int32), counts_BV).compile().as_text()
+    lowered = run.lower(shape(B, K + 1, V), drafts, table, shape(B, dtype=jnp.int32), counts_BV)
+    return lowered.compile(SAME_HLO).as_text()
 
 
 def instructions(text):
@@ -52,6 +54,8 @@ def test_the_logits_are_read_in_place(rule, has_draft_logits, has_counts):
     # Wherever it is, a copy of the logits is a mistake; so is sorting a vocabulary.
     assert [one for one in found if one[1] == "copy" and one[2] >= B * V] == []
     assert [one for one in found if one[1] == "sort" and one[2] >= V] == []
+    if has_counts:  # the way of batches that edit logits: penalised logits are arrays of their own
+        return
     # Outside the conditionals nothing of that size comes to be: greedy rows pay for no softmax, noise or filter.
     passive = {"parameter", "bitcast", "tuple", "get-tuple-element", "conditional"}
     assert [one for one in found if one[0] == "ENTRY" and one[1] not in passive and one[2] >= V] == []

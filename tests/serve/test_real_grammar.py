@@ -8,8 +8,7 @@ import pytest
 from jaxspec.config.engine import EngineConfig
 from jaxspec.engine import build
 from jaxspec.engine.async_engine import AsyncEngine
-from jaxspec.step import programs
-from tests.lossless.engines import _compile_quickly
+from tests.lossless.engines import full_sizes_alone
 from tests.oracle.automata import NESTED, add_byte_level_tokenizer
 from tests.oracle.folders import write_llama
 from tests.serve.fake import serving
@@ -43,8 +42,7 @@ def client(tmp_path_factory):
     )
     engine = AsyncEngine(config)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "geometric_buckets", lambda smallest, largest, factor: (largest,))
-        patch.setattr(programs, "_compile", _compile_quickly)
+        patch.setattr(build, "_buckets", full_sizes_alone)
         engine.start().wait_until_ready()
     with serving(engine) as client:
         yield client

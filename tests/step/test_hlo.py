@@ -8,7 +8,7 @@ import pytest
 
 from jaxspec.step import pack, rounds
 from jaxspec.types import ArraySpec
-from tests.lossless.engines import draft_model, make_engine, ngram
+from tests.lossless.engines import SAME_HLO, draft_model, make_engine, ngram
 from tests.oracle.folders import write_llama
 from tests.oracle.head_folders import write_eagle
 from tests.oracle.hlo import large_moves
@@ -49,7 +49,7 @@ def engine(request, tmp_path_factory):
         max_num_batched_tokens=CHUNK,
         rounds_per_batch=4 if "four rounds" in request.param else 1,
         buckets=len(rows) > 1,
-        quick=False,
+        options=SAME_HLO,
     )
 
 

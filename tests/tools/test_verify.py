@@ -13,11 +13,11 @@ from jaxspec import ConfigError, SamplingParams
 from jaxspec.engine import build
 from jaxspec.engine.core import EngineCore
 from jaxspec.sampling.logprobs import no_logprobs
-from jaxspec.step import pack, programs, rounds
+from jaxspec.step import pack, rounds
 from jaxspec.tools import verify
 from jaxspec.tools.checks import rule_of
 from jaxspec.types import Verdict
-from tests.lossless.engines import QUICK_COMPILE, _compile_quickly, draft_model, make_engine, ngram
+from tests.lossless.engines import draft_model, full_sizes_alone, make_engine, ngram
 from tests.oracle.folders import write_like, write_llama
 from tests.tools import faulty
 
@@ -102,7 +102,7 @@ class Rounds:
             if is_judged:
                 patch.setattr(rounds, "verify_commit", judged_round)
             lowered = jax.jit(run, donate_argnums=1).lower(weights, parts.state, batch, np.int32(0))
-        self.decode_rounds = lowered.compile(compiler_options=QUICK_COMPILE)
+        self.decode_rounds = lowered.compile()
 
     def _prefill(self, weights, state, chunk):
         return self._programs.prefill({key: weights[key] for key in weights if key != "judge"}, state, chunk)
@@ -316,8 +316,7 @@ def test_exact_engines_differ_nowhere_and_no_difference_is_excused(ask):
 
 
 def test_the_command_builds_the_engine_it_is_told_to(monkeypatch, capsys, model, prompts):
-    monkeypatch.setattr(build, "geometric_buckets", lambda smallest, largest, factor: (largest,))
-    monkeypatch.setattr(programs, "_compile", _compile_quickly)
+    monkeypatch.setattr(build, "_buckets", full_sizes_alone)
     status = verify.main(
         [str(model), "--prompts", str(prompts), "--num-prompts", "2", "--max-num-seqs", "2", "--block-size", "8",
          "--speculative-config", json.dumps(ngram(K)), "--compilation-cache-dir", "null", *GREEDY]

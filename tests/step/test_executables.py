@@ -1,0 +1,109 @@
+"""Host. Programs kept on disk: the same program comes back, or none; never one for something else."""
+
+import functools
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+
+from jaxspec.step import executables
+from jaxspec.step.executables import ExecutableStore
+
+
+@struct.dataclass
+class State:
+    count: jax.Array
+    rows_R: jax.Array
+
+
+def state(rows=3):
+    return State(count=jnp.int32(4), rows_R=jnp.arange(rows, dtype=jnp.float32))
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def step(state, add):
+    return State(count=state.count + 1, rows_R=state.rows_R + add), {"sum": state.rows_R.sum()}
+
+
+@pytest.fixture
+def filled(tmp_path):
+    """The folder of a store that holds `step`."""
+    store = ExecutableStore(tmp_path, ("one", 2))
+    store.settle(state())
+    assert store.load("step") is None
+    store.save("step", step.lower(state(), np.float32(0)).compile())
+    store.close()
+    return tmp_path
+
+
+def the_set(folder):
+    (only,) = folder.iterdir()
+    return only
+
+
+def test_the_same_program_comes_back(filled):
+    store = ExecutableStore(filled, ("one", 2))
+    store.settle(state())
+    program = store.load("step")
+    given = state()
+    after, seen = program(given, np.float32(2))
+    assert (int(after.count), after.rows_R.tolist(), float(seen["sum"])) == (5, [2.0, 3.0, 4.0], 3.0)
+    assert given.rows_R.is_deleted(), "the state is donated, as when it was compiled"
+    assert store.load("step") is None, "handed over once"
+
+
+def test_nothing_comes_back_for_other_facts(filled, monkeypatch):
+    assert ExecutableStore(filled, ("one", 3)).load("step") is None
+    monkeypatch.setenv("XLA_FLAGS", "--xla_something=1")
+    assert ExecutableStore(filled, ("one", 2)).load("step") is None
+    monkeypatch.undo()
+    monkeypatch.setattr(executables, "_source_digest", lambda: b"another version of the package")
+    assert ExecutableStore(filled, ("one", 2)).load("step") is None
+
+
+def test_nothing_comes_back_for_other_arrays(filled, caplog):
+    store = ExecutableStore(filled, ("one", 2))
+    with caplog.at_level(logging.WARNING):
+        store.settle(state(rows=4))
+    assert "for other arrays" in caplog.text
+    assert store.load("step") is None
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda content: content[: len(content) // 2], lambda content: b"", lambda _: b"x" * 9]
+)
+def test_a_damaged_file_is_told_and_compiled_again(filled, caplog, damage):
+    path = the_set(filled) / "step"
+    path.write_bytes(damage(path.read_bytes()))
+    with caplog.at_level(logging.WARNING):
+        store = ExecutableStore(filled, ("one", 2))
+        store.settle(state())
+        assert store.load("step") is None
+    assert str(path) in caplog.text
+
+
+def test_what_was_not_finished_is_no_program(filled):
+    (the_set(filled) / "unfinished-1").write_bytes(b"half")
+    store = ExecutableStore(filled, ("one", 2))
+    assert store.load("unfinished-1") is None
+
+
+def test_the_sets_used_longest_ago_go(tmp_path):
+    for number in range(10):
+        store = ExecutableStore(tmp_path, number)
+        store.settle(state())
+        store.close()
+    assert len(list(tmp_path.iterdir())) == 8
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    store = ExecutableStore(tmp_path / "file", "facts")
+    with caplog.at_level(logging.WARNING):
+        store.settle(state())
+        store.save("step", step.lower(state(), np.float32(0)).compile())
+        store.close()
+    assert "is not kept" in caplog.text
