@@ -10,12 +10,13 @@ from jaxspec.pallas_kernels.rejection.penalties import SEEN_IN_PROMPT
 from jaxspec.rejection.verify import verify
 from jaxspec.types import Drafts, SamplingTable
 from tests.lossless import markov
+from tests.lossless.engines import SAME_CODE
 from tests.lossless.markov import Round, V
 
 CHUNK = 25_000  # chains in one call: few calls, and arrays that stay in the cache
 
 
-@functools.partial(jax.jit, static_argnames="rule")
+@functools.partial(jax.jit, static_argnames="rule", compiler_options=SAME_CODE)  # much is asked of it
 def verdict(logits_BJV, drafts, table, anchor_B, counts_BV, rule):
     return verify(logits_BJV, drafts, table, anchor_B, counts_BV, rule=rule).token_ids_BJ
 
