@@ -61,7 +61,7 @@ METHODS: dict[str, Method] = {
         "DFlash with a Markov head", "head", False, "told", is_parallel=True,
         extra_slots=lambda num_tokens: num_tokens - 1,
     ),
-    "self": Method("the target's own first layers, untrained", "target", False),
+    "self": Method("the target's own first layers, untrained", "target", True),
     "custom": Method("yours: the engine's argument `proposer`, or a dotted path as `model`", "code", True),
 }  # fmt: skip
 

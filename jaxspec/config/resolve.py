@@ -62,6 +62,7 @@ class ResolvedSpeculative(BaseModel):
     prompt_lookup_min: int
     prompt_lookup_max: int
     prompt_lookup_match: Literal["earliest", "latest"]
+    exit_layer: int | None  # None: the target's layers do not draft
     suffix_decoding_max_tree_depth: int
     suffix_decoding_max_cached_requests: int
     suffix_decoding_max_spec_factor: float
@@ -296,6 +297,7 @@ def _speculative(
         prompt_lookup_min=given.prompt_lookup_min,
         prompt_lookup_max=given.prompt_lookup_max,
         prompt_lookup_match=given.prompt_lookup_match,
+        exit_layer=_exit_layer(given.exit_layer, models.target.num_layers) if method == "self" else None,
         suffix_decoding_max_tree_depth=given.suffix_decoding_max_tree_depth,
         suffix_decoding_max_cached_requests=given.suffix_decoding_max_cached_requests,
         suffix_decoding_max_spec_factor=given.suffix_decoding_max_spec_factor,
@@ -309,6 +311,15 @@ def _speculative(
         max_model_len=settle_draft_max_model_len(given.max_model_len, draft_limit, max_model_len),
         draft_tensor_parallel_size=draft_devices,
     )
+
+
+def _exit_layer(asked: int | None, num_layers: int) -> int:
+    """How many of the target's layers draft."""
+    if asked is None:
+        return _chose("exit_layer", max(1, round(num_layers / 3)), f"about a third of the target's {num_layers} layers")
+    if asked > num_layers:
+        raise ConfigError(f"exit_layer={asked} must not exceed the target's {num_layers} layers; lower it")
+    return asked
 
 
 def _compilation_cache_dir(config: EngineConfig, hardware: HardwareFacts) -> str | None:

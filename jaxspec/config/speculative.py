@@ -69,6 +69,9 @@ class SpeculativeConfig(StrictConfig):
         description="eagle3, dflash: which of the target's residual streams the head reads (stream i enters layer i), "
         "where its own config is wrong or silent; the config's, or the default of its kind",
     )
+    exit_layer: int | None = Field(
+        None, ge=1, description="self: how many of the target's layers draft, the first ones; about a third of them"
+    )
     suffix_decoding_max_tree_depth: int = Field(
         24, description="suffix: longest suffix looked up, in tokens, 1 or more"
     )
@@ -162,8 +165,8 @@ class SpeculativeConfig(StrictConfig):
                 "lower the one or raise the other"
             )
         self._check_suffix()
-        if self.method == "ngram" and self.model is not None:
-            raise ConfigError(f"method 'ngram' loads no model, got model={self.model!r}; drop one of the two")
+        if self.method in ("ngram", "self") and self.model is not None:
+            raise ConfigError(f"method {self.method!r} loads no model, got model={self.model!r}; drop one of the two")
         if self.num_speculative_tokens is not None:
             _ = self.synthetic_rates(self.num_speculative_tokens)
         if self.method is None:

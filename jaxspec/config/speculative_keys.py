@@ -1,4 +1,5 @@
-"""Host. The one table of vLLM's speculative_config keys: honoured, accepted with a note, or refused with a reason."""
+"""Host. The one table of speculative_config's keys, vLLM's and a few of ours: honoured, accepted with a note, or
+refused with a reason."""
 
 import logging
 from typing import Any, Literal, NamedTuple
@@ -28,11 +29,13 @@ class Key(NamedTuple):
 
 KEYS: dict[str, Key] = {
     "method": Key("honoured"),
-    "model": Key("honoured", methods=(*_WITH_MODEL, "ngram")),  # ngram refuses it
+    "model": Key("honoured", methods=(*_WITH_MODEL, "ngram")),  # ngram and self refuse it
     "num_speculative_tokens": Key("honoured"),
     "num_speculative_tokens_per_batch_size": Key("honoured"),
     "prompt_lookup_max": Key("honoured", methods=_LOOKS_UP),
     "prompt_lookup_min": Key("honoured", methods=_LOOKS_UP),
+    "prompt_lookup_match": Key("honoured", "earliest", methods=_LOOKS_UP),  # ours
+    "exit_layer": Key("honoured", methods=("self",)),  # ours
     "suffix_decoding_max_tree_depth": Key("honoured", 24, methods=("suffix",)),
     "suffix_decoding_max_cached_requests": Key("honoured", 10000, methods=("suffix",)),
     "suffix_decoding_max_spec_factor": Key("honoured", 1.0, methods=("suffix",)),
@@ -42,7 +45,7 @@ KEYS: dict[str, Key] = {
     "synthetic_acceptance_rates": Key("honoured"),
     "synthetic_acceptance_length": Key("honoured"),
     "synthetic_acceptance_rate": Key("honoured"),
-    "max_model_len": Key("honoured", methods=_WITH_DRAFT),
+    "max_model_len": Key("honoured", methods=(*_WITH_DRAFT, "mtp", "self")),
     "draft_tensor_parallel_size": Key("honoured", methods=_WITH_DRAFT),
     "use_heterogeneous_vocab": Key("honoured", False),
     "parallel_drafting": Key("honoured", False),

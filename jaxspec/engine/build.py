@@ -20,12 +20,13 @@ from jaxspec.config.resolve import ModelFacts, ResolvedConfig, resolve
 from jaxspec.engine.drafts import FoundDraft, check_custom, draft_vocabulary, find_draft, load_custom
 from jaxspec.engine.heads import METHODS_WITH_HEADS, head_layers, head_proposer, num_head_parameters
 from jaxspec.errors import ConfigError
-from jaxspec.models.base import at_highest_precision
+from jaxspec.models.base import Family, at_highest_precision
 from jaxspec.models.heads.load import load_head, open_head
 from jaxspec.models.registry import family_of
 from jaxspec.proposers.base import HostProposer, Proposer, no_proposer
 from jaxspec.proposers.draft_model import draft_model
 from jaxspec.proposers.ngram import ngram
+from jaxspec.proposers.self_draft import self_draft
 from jaxspec.proposers.suffix import SuffixProposer
 from jaxspec.sampling.grammar import GrammarCompiler
 from jaxspec.sampling.processors import LogitsProcessor
@@ -123,6 +124,8 @@ def build(
     family = family_of(model.family)
     if head is not None:
         proposer, host_proposer = head_proposer(head.config, resolved, family, model), None
+    elif drafting is not None and drafting.exit_layer is not None:
+        proposer, host_proposer = _self_proposer(resolved, family, model), None
     else:
         proposer, host_proposer = _proposer(
             resolved, draft_checkpoint.config if draft_checkpoint else None, custom_proposer, vocabulary is not None
@@ -304,6 +307,21 @@ def _proposer(
         pool_dtype=jnp.dtype(resolved.kv_cache_dtype),
         has_own_vocabulary=has_own_vocabulary,
     ), None
+
+
+def _self_proposer(resolved: ResolvedConfig, family: Family, target: ModelConfig) -> Proposer:
+    speculative = resolved.speculative_config
+    assert speculative is not None
+    assert speculative.exit_layer is not None
+    return self_draft(
+        family,
+        target,
+        exit_layer=speculative.exit_layer,
+        num_tokens=speculative.num_speculative_tokens,
+        max_model_len=speculative.max_model_len,
+        sample_method=speculative.draft_sample_method,
+        block_size=resolved.block_size,
+    )
 
 
 def _log_plan(resolved: ResolvedConfig, weights: Any, state: DecodeState, programs: Programs) -> None:

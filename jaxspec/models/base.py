@@ -35,7 +35,7 @@ class Family(NamedTuple):
     forward(weights, config, tokens, pool, aux_streams=()) -> (hidden_BTD after the final norm f32, pool); pool is
         shaped as `jaxspec.cache.pages.pool_shape` says, one cache kind a family. Behind the hidden state, along its
         last axis, stand the residual streams asked for, in that order: stream i is what enters layer i, stream L what
-        leaves the last.
+        leaves the last. Weights whose "layers" are the first few run those alone, over their pages of the same pool.
     logits(weights, config, hidden_BTD) -> logits_BTV f32.
     int8_names: last words of the paths of parameters that only `linear` reads, which may then be `Int8Weight`s;
         none means that the family has no int8 form.

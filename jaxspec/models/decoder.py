@@ -126,14 +126,14 @@ def run_layers(
     """The layers in order, each over its own pages of the pool: what leaves the last, the pool, and the streams asked
     for.
 
-    make_layer builds the function of a kind; kinds, weights and rotations have one entry a layer. Each kind is jitted
-    and traced once (a second time for other weights) however often it occurs: tracing 30 unrolled layers would
-    dominate start-up.
+    make_layer builds the function of a kind; kinds and rotations have one entry a layer. Weights may have fewer: then
+    the first so many layers run, over their pages of the whole model's pool. Each kind is jitted and traced once (a
+    second time for other weights) however often it occurs: tracing 30 unrolled layers would dominate start-up.
     """
     pages_a_layer = pool.shape[0] // len(kinds)
     layers = {kind: jax.jit(make_layer(kind)) for kind in dict.fromkeys(kinds)}
     streams = [x_BTD]
-    for index, kind in enumerate(kinds):
+    for index, kind in enumerate(kinds[: len(weights)]):
         place = Place(tokens=tokens, page_offset=jnp.int32(index * pages_a_layer), rotation=rotations[index])
         x_BTD, pool = layers[kind](weights[index], x_BTD, pool, place)
         streams.append(x_BTD)

@@ -38,6 +38,8 @@ class Proposer(NamedTuple):
         then no program hands it on.
     aux_streams: of the target's residual streams (stream i enters layer i) those that `seen` holds, in this order,
         behind the hidden state after the final norm.
+    is_in_target_pool: `propose` is given the target's page pool in place of a state, and returns it. What it writes at
+        or behind a row's last committed token is overwritten before it is read: there the target writes its own.
     `weights` is {"target": ..., "draft": ...}. `num_tokens` is K; with 0 the round is plain decoding.
     """
 
@@ -47,6 +49,7 @@ class Proposer(NamedTuple):
     propose: Callable[[Any, ProposerState, RowView], tuple[Drafts, ProposerState]]
     commit: Callable[[ProposerState, RowView, jax.Array, jax.Array], ProposerState] | None = None
     aux_streams: tuple[int, ...] = ()
+    is_in_target_pool: bool = False
 
 
 class HostProposer(Protocol):

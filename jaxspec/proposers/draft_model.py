@@ -1,4 +1,4 @@
-"""Device. A small model guesses: one pass over the tokens committed since it last ran, then a scan of single steps."""
+"""Device. A small model guesses: one pass over the tokens committed since it last ran, then single steps."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from flax import struct
 from jaxspec.config.model import ModelConfig
 from jaxspec.models.base import Family, Tokens
 from jaxspec.proposers.base import Proposer, RowView
-from jaxspec.proposers.drawing import SampleMethod, as_drafts, next_draft, room_for
+from jaxspec.proposers.drawing import SampleMethod, draft_in_steps, next_draft, room_for
 from jaxspec.proposers.inputs import tokens_at
 from jaxspec.types import Drafts
 
@@ -101,22 +101,14 @@ def draft_model(
         can_draft_B = view.is_active_B & (behind_B <= J)
         counts_B = jnp.where(can_draft_B, room_for(view, max_model_len, num_tokens), 0)
 
-        def step(carry, offset):
-            token_B, pool = carry
+        def step(pool, token_B, offset):
             position_B = jnp.where(offset <= counts_B - 1, view.len_B + offset - 1, -1)
             hidden_B1D, pool = run(weights, pool, token_B[:, None], position_B[:, None], view.pages_BM)
-            token_B, logits_BV = guess(weights, hidden_B1D, view, offset)
-            return (token_B, pool), (token_B, logits_BV)
+            return pool, *guess(weights, hidden_B1D, view, offset)
 
-        (_, pool), (rest_kB, rest_logits_kBV) = jax.lax.scan(
-            step, (first_B, pool), jnp.arange(1, num_tokens, dtype=jnp.int32)
-        )
-        token_ids_BK = jnp.concatenate([first_B[:, None], rest_kB.T], axis=1)
-        logits_BKV = None
-        if first_logits_BV is not None and rest_logits_kBV is not None:
-            logits_BKV = jnp.concatenate([first_logits_BV[:, None], rest_logits_kBV.transpose(1, 0, 2)], axis=1)
+        drafts, pool = draft_in_steps(step, pool, first_B, counts_B, num_tokens, first_logits_BV=first_logits_BV)
         # Where nothing was fed (an inactive row) nothing moves; drafts' keys are beyond `cached` and overwritten.
         cached_R = state.cached_R.at[view.rows_B].set(cached_B + fed_B)
-        return as_drafts(token_ids_BK, counts_B, logits_BKV), DraftModelState(pool=pool, cached_R=cached_R)
+        return drafts, DraftModelState(pool=pool, cached_R=cached_R)
 
     return Proposer(num_tokens, init, prefill, propose)

@@ -1,6 +1,8 @@
-"""Device. From a drafter's logits to drafts: which token, under which key, and as which distribution."""
+"""Device. From a drafter's logits to drafts: which token, under which key, and as which distribution; step by step."""
 
-from typing import Literal
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -53,3 +55,48 @@ def as_drafts(token_ids_BK: jax.Array, counts_B: jax.Array, logits_BKV: jax.Arra
     k_1K = jnp.arange(token_ids_BK.shape[1], dtype=jnp.int32)[None, :]
     token_ids_BK = jnp.where(k_1K < counts_B[:, None], token_ids_BK, -1)
     return Drafts(token_ids_BK=token_ids_BK, counts_B=counts_B, logits_BKV=logits_BKV)
+
+
+def draft_in_steps(
+    step: Callable[[Any, jax.Array, jax.Array], tuple[Any, jax.Array, jax.Array | None]],
+    carry: Any,
+    token_B: jax.Array,
+    counts_B: jax.Array,
+    num_tokens: int,
+    *,
+    first_logits_BV: jax.Array | None = None,
+    drawn_vocab_size: int | None = None,
+) -> tuple[Drafts, Any]:
+    """Drafts of a chain, each from the one before, in as many steps as the row with the most needs: (drafts, carry).
+
+    Args:
+        step: (carry, the token before, offset i32[]) -> (carry, draft, the logits it was drawn from or None).
+        token_B: the chain's first draft, or the token before it where drawn_vocab_size is given.
+        counts_B: how many drafts each row makes.
+        num_tokens: K, the most.
+        first_logits_BV: what the first draft was drawn from, if it was drawn.
+        drawn_vocab_size: the first draft is a step's too; 0, or the size of logits that drafts are drawn from.
+    """
+    B, K = token_B.shape[0], num_tokens
+    drafts = Drafts(token_ids_BK=jnp.zeros((B, K), jnp.int32), counts_B=counts_B)
+    size = drawn_vocab_size if first_logits_BV is None else first_logits_BV.shape[1]
+    if size:
+        drafts = dataclasses.replace(drafts, logits_BKV=jnp.zeros((B, K, size), jnp.float32))
+    start = 0
+    if drawn_vocab_size is None:
+        drafts, start = _with_draft(drafts, 0, token_B, first_logits_BV), 1
+
+    def body(offset, loop):
+        carry, token_B, drafts = loop
+        carry, token_B, logits_BV = step(carry, token_B, offset)
+        return carry, token_B, _with_draft(drafts, offset, token_B, logits_BV)
+
+    # What a loop carries is updated in place, a pool of pages too.
+    carry, _, drafts = jax.lax.fori_loop(jnp.int32(start), jnp.max(counts_B), body, (carry, token_B, drafts))
+    return as_drafts(drafts.token_ids_BK, counts_B, drafts.logits_BKV), carry
+
+
+def _with_draft(drafts: Drafts, offset, token_B: jax.Array, logits_BV: jax.Array | None) -> Drafts:
+    token_ids_BK = drafts.token_ids_BK.at[:, offset].set(token_B)
+    logits_BKV = None if drafts.logits_BKV is None else drafts.logits_BKV.at[:, offset].set(logits_BV)
+    return dataclasses.replace(drafts, token_ids_BK=token_ids_BK, logits_BKV=logits_BKV)

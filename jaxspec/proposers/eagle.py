@@ -14,7 +14,7 @@ from flax import struct
 from jaxspec.models.base import Tokens
 from jaxspec.models.heads.base import RecurrentHead, head_logits
 from jaxspec.proposers.base import Proposer, RowView
-from jaxspec.proposers.drawing import SampleMethod, as_drafts, next_draft, room_for
+from jaxspec.proposers.drawing import SampleMethod, draft_in_steps, next_draft, room_for
 from jaxspec.proposers.inputs import tokens_at
 from jaxspec.proposers.seen import Seen, nothing_seen, see_prompt, see_round, to_take_in
 from jaxspec.types import Drafts
@@ -112,24 +112,19 @@ def eagle(
         can_draft_B = is_ready_B & (count_B > 0)
         counts_B = jnp.where(can_draft_B, room_for(view, max_model_len, num_tokens), 0)
 
-        def step(carry, offset):
-            token_B, out_BD, pool = carry
+        def step(carry, token_B, offset):
+            out_BD, pool = carry
             # Draft `offset` follows from the one before it, which stands at len + offset - 1.
             position_B = jnp.where(offset <= counts_B - 1, view.len_B + offset - 2, -1)
             hidden_B1D, out_B1D, pool = run(
                 weights, pool, token_B[:, None], position_B[:, None], view.pages_BM, out_BD[:, None]
             )
-            token_B, logits_BV = guess(weights, hidden_B1D[:, 0], view, offset)
-            return (token_B, out_B1D[:, 0], pool), (token_B, logits_BV)
+            return (out_B1D[:, 0], pool), *guess(weights, hidden_B1D[:, 0], view, offset)
 
-        (_, _, pool), (rest_kB, rest_logits_kBV) = jax.lax.scan(
-            step, (first_B, out_BD, pool), jnp.arange(1, num_tokens, dtype=jnp.int32)
+        drafts, (_, pool) = draft_in_steps(
+            step, (out_BD, pool), first_B, counts_B, num_tokens, first_logits_BV=first_logits_BV
         )
-        logits_BKV = None
-        if first_logits_BV is not None and rest_logits_kBV is not None:
-            logits_BKV = jnp.concatenate([first_logits_BV[:, None], rest_logits_kBV.transpose(1, 0, 2)], axis=1)
-        token_ids_BK = jnp.concatenate([first_B[:, None], rest_kB.T], axis=1)
-        return as_drafts(token_ids_BK, counts_B, logits_BKV), EagleState(pool=pool, seen=state.seen)
+        return drafts, EagleState(pool=pool, seen=state.seen)
 
     def commit(state: EagleState, view: RowView, seen_BJX, num_kept_B) -> EagleState:
         return EagleState(pool=state.pool, seen=see_round(state.seen, view, of_interest(seen_BJX), num_kept_B))

@@ -33,10 +33,12 @@ def row_view(state: DecodeState, batch: Batch) -> RowView:
 
 
 def propose(proposer: Proposer, weights: Any, state: DecodeState, batch: Batch) -> tuple[Drafts, DecodeState]:
-    """Draft up to K tokens a row, no more than the row can use. Of the state only the proposer's part changes."""
+    """Draft up to K tokens a row, no more than the row can use. Of the state only the proposer's part changes, or,
+    where that is the target's pool, what lies behind the committed tokens' keys."""
+    part = "pool" if proposer.is_in_target_pool else "proposer"
     with jax.named_scope("draft"):
-        drafts, proposer_state = proposer.propose(weights, state.proposer, row_view(state, batch))
-    return cut_drafts(state, batch, drafts), dataclasses.replace(state, proposer=proposer_state)
+        drafts, changed = proposer.propose(weights, getattr(state, part), row_view(state, batch))
+    return cut_drafts(state, batch, drafts), dataclasses.replace(state, **{part: changed})
 
 
 def cut_drafts(state: DecodeState, batch: Batch, drafts: Drafts) -> Drafts:

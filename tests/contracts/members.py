@@ -20,6 +20,7 @@ from jaxspec.proposers.eagle import eagle
 from jaxspec.proposers.medusa import medusa
 from jaxspec.proposers.mlp_speculator import mlp_speculator
 from jaxspec.proposers.ngram import ngram
+from jaxspec.proposers.self_draft import self_draft
 from jaxspec.step.compiles import compile_count
 from jaxspec.step.state import initial_state
 from jaxspec.step.target import Target
@@ -128,6 +129,7 @@ PROPOSERS = {
     "draft_model": lambda: DRAFT(sample_method="greedy"),
     "draft_model of one": lambda: DRAFT(sample_method="greedy", num_tokens=1),
     "probabilistic": lambda: DRAFT(sample_method="probabilistic"),
+    "self": lambda: self_draft(FAMILY, CONFIG, exit_layer=1, sample_method="greedy", block_size=PAGE_SIZE, **COMMON),
     "replay": lambda: replay_proposer(K, MAX_LEN),
     **{name: functools.partial(head_proposer, name) for name in HEADS},
     "eagle of one": lambda: head_proposer("eagle", num_tokens=1),
@@ -138,6 +140,16 @@ PROPOSERS = {
 @functools.cache
 def make_proposer(name: str):
     return PROPOSERS[name]()
+
+
+def stand_alone(proposer):
+    """The proposer as one whose state is its own: where that is the target's pool, `prefill` is the target's."""
+    if not proposer.is_in_target_pool:
+        return proposer
+    return proposer._replace(
+        init=lambda num_rows: jnp.zeros(pool_shape(CONFIG, NUM_PAGES, PAGE_SIZE), jnp.float32),
+        prefill=lambda weights, pool, rows_B, tokens, seen: FAMILY.forward(weights["target"], CONFIG, tokens, pool)[1],
+    )
 
 
 def make_target(rule="coupled"):

@@ -23,6 +23,7 @@ from tests.contracts.members import (
     make_state,
     make_weights,
     pages_of,
+    stand_alone,
 )
 from tests.lossless.replay import ReplayTable, Script, make_table
 
@@ -31,7 +32,7 @@ HISTORY = np.array([[1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 5, 5] * 2, [7] * 24, [3, 9] *
 
 @pytest.fixture(scope="module", params=PROPOSERS)
 def proposer(request):
-    return make_proposer(request.param)
+    return stand_alone(make_proposer(request.param))
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 from jaxspec import SamplingParams
 from tests.lossless.engines import MAX_MODEL_LEN, VOCAB_SIZE, custom, draft_model, make_engine, ngram
 from tests.lossless.replay import HostReplay, Script, replay_proposer, set_scripts
-from tests.oracle.llama import assert_says, continuation, row_of
+from tests.oracle.llama import NumpyLlama, assert_says, continuation, row_of
 from tests.oracle.suffix import suffix_guess
 
 CASES = [
@@ -18,6 +18,7 @@ CASES = [
     *itertools.product(("probabilistic",), (1, 2, 3, 5, 8)),
     *itertools.product(("host_replay",), (1, 2, 4, 8)),
     *itertools.product(("self_draft",), (1, 8)),
+    *itertools.product(("self",), (3,)),
     *itertools.product(("suffix",), (3, 8)),
 ]
 SAMPLED = (
@@ -86,6 +87,9 @@ def case(request, target, drafter, drafter_oracle, target_oracle):
         config, guess = draft_model(K, drafter), drafted(drafter_oracle)
     elif name == "self_draft":
         config, guess = draft_model(K, target), drafted(target_oracle)
+    elif name == "self":
+        config = {"method": "self", "num_speculative_tokens": K}  # a third of two layers
+        guess = drafted(NumpyLlama(target, num_layers=1))
     elif name == "suffix":  # of its own text alone: what others left behind depends on who ended first
         config = {"method": "suffix", "num_speculative_tokens": K, "suffix_decoding_max_cached_requests": 0}
         guess = suffix_guess

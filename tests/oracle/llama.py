@@ -18,11 +18,12 @@ TIE = 1e-4  # a lead below this may fall either way in float32
 
 
 class NumpyLlama:
-    """A folder with config.json and safetensors."""
+    """A folder with config.json and safetensors; num_layers: the first so many alone, before its final norm."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, num_layers=None):
         folder = Path(folder)
         self.config = json.loads((folder / "config.json").read_text())
+        self.config["num_hidden_layers"] = num_layers or self.config["num_hidden_layers"]
         self.weights = {
             name: np.asarray(tensor, np.float64)
             for file in sorted(folder.glob("*.safetensors"))
