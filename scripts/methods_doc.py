@@ -4,7 +4,7 @@
 python scripts/methods_doc.py > docs/methods.md
 """
 
-from jaxspec.config.methods import ALIASES, METHODS
+from jaxspec.config.methods import ALIASES, LOOKUP_FIRST, METHODS, drafter_of
 from jaxspec.config.speculative_keys import KEYS
 from jaxspec.config.support import FEATURES, SUPPORT
 
@@ -19,7 +19,8 @@ NEEDS = {
 
 def methods_doc() -> str:
     """The whole document."""
-    reasons = list(dict.fromkeys(reason for row in SUPPORT.values() for reason in row.values() if reason))
+    alone = [name for name in METHODS if drafter_of(name) == name]
+    reasons = list(dict.fromkeys(reason for name in alone for reason in SUPPORT[name].values() if reason))
     lines = [
         "# Drafting methods",
         "",
@@ -44,14 +45,15 @@ def methods_doc() -> str:
         "",
         "## What works with what",
         "",
-        "For methods and keys that are built, below and above. A number is the reason for a refusal.",
+        "For methods and keys that are built, below and above. A number is the reason for a refusal. A method behind",
+        f"`{LOOKUP_FIRST}` works with what it works with alone.",
         "",
-        f"| asked for by | {' | '.join(f'`{name}`' for name in METHODS)} |",
-        f"| --- |{' --- |' * len(METHODS)}",
+        f"| asked for by | {' | '.join(f'`{name}`' for name in alone)} |",
+        f"| --- |{' --- |' * len(alone)}",
         *(
             f"| `{setting}` | "
             + " | ".join(
-                "yes" if (why := SUPPORT[name][key]) is None else str(reasons.index(why) + 1) for name in METHODS
+                "yes" if (why := SUPPORT[name][key]) is None else str(reasons.index(why) + 1) for name in alone
             )
             + " |"
             for key, setting in FEATURES.items()
@@ -59,9 +61,10 @@ def methods_doc() -> str:
         "",
         *(f"{number}. {reason}" for number, reason in enumerate(reasons, 1)),
         "",
-        "## vLLM's keys of `speculative_config`",
+        "## The keys of `speculative_config`: vLLM's, and a few of ours",
         "",
-        "A key that the method does not read is accepted with a note.",
+        f"A key that the method does not read is accepted with a note. `{LOOKUP_FIRST}…` reads what `ngram` reads, and",
+        "what the method behind it reads.",
         "",
         "| key | here | because |",
         "| --- | --- | --- |",
@@ -75,7 +78,8 @@ def methods_doc() -> str:
 
 
 def _read_by(methods: tuple[str, ...]) -> str:
-    return "read by all" if len(methods) == len(METHODS) else f"read by {', '.join(f'`{name}`' for name in methods)}"
+    named = [f"`{name}`" for name in methods if drafter_of(name) == name]
+    return "read by all" if len(methods) == len(METHODS) else f"read by {', '.join(named)}"
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from jaxspec.config.methods import METHODS, PARALLEL
+from jaxspec.config.methods import LOOKUP_FIRST, METHODS, PARALLEL, drafter_of
 from jaxspec.errors import ConfigError
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -124,11 +124,14 @@ def settle_method(asked: str | None, model: str, drafter: Drafter | None, *, is_
 
     Raises: ConfigError naming both sides where they differ.
     """
+    if asked is not None and asked.startswith(LOOKUP_FIRST):
+        named = None if asked == f"{LOOKUP_FIRST}model" else drafter_of(asked)
+        return LOOKUP_FIRST + settle_method(named, model, drafter, is_parallel=is_parallel)
     told = drafter.method if drafter is not None else "draft_model"
     holds = "a whole model" if drafter is None else f"a {told} drafter ({drafter.because})"
     if told not in METHODS:
         raise ConfigError(f"{model!r} holds {holds}, which none of the methods takes: {', '.join(METHODS)}")
-    fits = {told} | ({"ngram+model", "pard"} if told in ("draft_model", "pard") else set())
+    fits = {told} | ({"pard"} if told in ("draft_model", "pard") else set())
     if told == "pard":
         fits.add("draft_model")  # any parallel model is also a plain one
     if is_parallel and told in PARALLEL:

@@ -4,7 +4,7 @@ import difflib
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from jaxspec.errors import ConfigError
@@ -38,7 +38,6 @@ METHODS: dict[str, Method] = {
         "copies what most often followed, in this request and in past answers", "context", True, "depth",
         is_on_host=True,
     ),
-    "ngram+model": Method("looks up first, asks a draft model where nothing is found", "model", False),
     "draft_model": Method("a smaller model", "model", True, extra_slots=lambda num_tokens: 1),
     "pard": Method(
         "a smaller model trained to fill mask tokens, in one pass", "model", False, is_parallel=True,
@@ -64,6 +63,18 @@ METHODS: dict[str, Method] = {
     "self": Method("the target's own first layers, untrained", "target", True),
     "custom": Method("yours: the engine's argument `proposer`, or a dotted path as `model`", "code", True),
 }  # fmt: skip
+LOOKUP_FIRST = "ngram+"
+# Looked up first, drafted where nothing is found: with "model" by whatever its files are for, else by the method named.
+METHODS |= {
+    f"{LOOKUP_FIRST}model": Method(
+        "looks up as `ngram`, and where nothing is found asks `model`", "model", True, "told"
+    ),
+    **{
+        f"{LOOKUP_FIRST}{name}": replace(method, summary=f"looks up as `ngram`, else drafts as `{name}`")
+        for name, method in METHODS.items()
+        if method.needs != "context"
+    },
+}
 
 # Spellings that people bring along. vLLM has besides one MTP name for each family: see `canonical_method`.
 ALIASES = {"[ngram]": "ngram", "ngram_gpu": "ngram", "custom_class": "custom", "peagle": "p_eagle"}
@@ -72,7 +83,22 @@ PARALLEL = {
     "eagle3": "p_eagle", "draft_model": "pard", "p_eagle": "p_eagle", "pard": "pard", "dflash": "dflash",
     "dspark": "dspark",
 }  # fmt: skip
+PARALLEL |= {LOOKUP_FIRST + plain: LOOKUP_FIRST + parallel for plain, parallel in PARALLEL.items()}
 NO_METHODS = {"extract_hidden_states": "it drafts nothing, it writes hidden states out for training"}
+
+
+def looks_up(method: str) -> bool:
+    """Whether drafts are first looked up in the context."""
+    return method == "ngram" or method.startswith(LOOKUP_FIRST)
+
+
+def drafter_of(method: str) -> str:
+    """The method that drafts where nothing is looked up, or nothing was found.
+
+    >>> drafter_of("ngram+eagle3"), drafter_of("eagle3")
+    ('eagle3', 'eagle3')
+    """
+    return method.removeprefix(LOOKUP_FIRST)
 
 
 def canonical_method(name: str) -> str:
@@ -82,17 +108,26 @@ def canonical_method(name: str) -> str:
     """
     if name in METHODS:
         return name
+    if name.startswith(LOOKUP_FIRST) and (method := LOOKUP_FIRST + _meant(drafter_of(name))) in METHODS:
+        return method
+    if (method := _meant(name)) in METHODS:
+        return method
+    if name in NO_METHODS:
+        raise ConfigError(f"speculative method {name!r} is refused: {NO_METHODS[name]}; take one of {list(METHODS)}")
+    near = difflib.get_close_matches(name, [*METHODS, *ALIASES], n=3)
+    remedy = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(METHODS)}"
+    raise ConfigError(f"unknown speculative method {name!r}; {remedy}")
+
+
+def _meant(name: str) -> str:
+    """The name that an alias or a deprecated name stands for; any other as it is."""
     if name in ALIASES:
         logger.info("speculative method %r means %r here", name, ALIASES[name])
         return ALIASES[name]
     if name.endswith("_mtp"):  # vLLM has one for each family; here the checkpoint tells the family
         logger.warning("speculative method %r is deprecated and replaced with mtp", name)
         return "mtp"
-    if name in NO_METHODS:
-        raise ConfigError(f"speculative method {name!r} is refused: {NO_METHODS[name]}; take one of {list(METHODS)}")
-    near = difflib.get_close_matches(name, [*METHODS, *ALIASES], n=3)
-    remedy = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(METHODS)}"
-    raise ConfigError(f"unknown speculative method {name!r}; {remedy}")
+    return name
 
 
 def initial_method(method: Any, model: Any) -> str:

@@ -15,7 +15,7 @@ from jaxspec.config.detect import (
 )
 from jaxspec.config.engine import EngineConfig, LogprobsMode
 from jaxspec.config.hardware import HardwareFacts
-from jaxspec.config.methods import METHODS
+from jaxspec.config.methods import METHODS, drafter_of
 from jaxspec.config.model import ModelConfig
 from jaxspec.config.schedule import dense_schedule
 from jaxspec.config.speculative import MAX_SPECULATIVE_TOKENS
@@ -258,7 +258,8 @@ def _speculative(
         return None
     method = models.method or given.method or "draft_model"
     check_built(method)
-    if method == "draft_model" and models.draft is None:
+    drafter = drafter_of(method)
+    if drafter == "draft_model" and models.draft is None:
         raise ConfigError("method 'draft_model' needs the draft's description; load its config first")
     num_tokens = given.num_speculative_tokens
     if num_tokens is None and METHODS[method].num_tokens == "depth":
@@ -268,7 +269,7 @@ def _speculative(
         num_tokens = _chose("num_speculative_tokens", models.draft_tokens.num_tokens, "the draft's files")
     num_tokens = settle_num_tokens(num_tokens, models.draft_tokens)
     draft_limit = models.draft.max_position_embeddings if models.draft else max_model_len
-    draft_devices = settle_draft_tensor_parallel(given.draft_tensor_parallel_size, 1, method)
+    draft_devices = settle_draft_tensor_parallel(given.draft_tensor_parallel_size, 1, drafter)
     rule: Rule
     if given.rejection_sample_method == "auto":
         # q(draft) = 1: the only token that its proposer would have given.
@@ -297,7 +298,7 @@ def _speculative(
         prompt_lookup_min=given.prompt_lookup_min,
         prompt_lookup_max=given.prompt_lookup_max,
         prompt_lookup_match=given.prompt_lookup_match,
-        exit_layer=_exit_layer(given.exit_layer, models.target.num_layers) if method == "self" else None,
+        exit_layer=_exit_layer(given.exit_layer, models.target.num_layers) if drafter == "self" else None,
         suffix_decoding_max_tree_depth=given.suffix_decoding_max_tree_depth,
         suffix_decoding_max_cached_requests=given.suffix_decoding_max_cached_requests,
         suffix_decoding_max_spec_factor=given.suffix_decoding_max_spec_factor,

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from jaxspec.config.base import StrictConfig
-from jaxspec.config.methods import METHODS, PARALLEL, initial_method
+from jaxspec.config.methods import METHODS, PARALLEL, drafter_of, initial_method
 from jaxspec.config.schedule import dense_schedule
 from jaxspec.config.speculative_keys import KEYS, apply_keys
 from jaxspec.config.support import check_built, check_support
@@ -135,7 +135,7 @@ class SpeculativeConfig(StrictConfig):
             asked = {key for key in FEATURE_KEYS if data.get(key) not in (None, False)}
             check_support(method, [FEATURE_KEYS[key] for key in FEATURE_KEYS if key in asked])
             if data.get("parallel_drafting") is True:
-                method = PARALLEL[method]
+                method = PARALLEL.get(method, method)
         data = apply_keys(data, None if is_told else method)
         data["method"] = None if is_told else method
         if not is_told and method in PARALLEL.values():
@@ -165,7 +165,7 @@ class SpeculativeConfig(StrictConfig):
                 "lower the one or raise the other"
             )
         self._check_suffix()
-        if self.method in ("ngram", "self") and self.model is not None:
+        if self.method is not None and drafter_of(self.method) in ("ngram", "self") and self.model is not None:
             raise ConfigError(f"method {self.method!r} loads no model, got model={self.model!r}; drop one of the two")
         if self.num_speculative_tokens is not None:
             _ = self.synthetic_rates(self.num_speculative_tokens)

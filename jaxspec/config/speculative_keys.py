@@ -4,14 +4,15 @@ refused with a reason."""
 import logging
 from typing import Any, Literal, NamedTuple
 
-from jaxspec.config.methods import METHODS
+from jaxspec.config.methods import METHODS, drafter_of, looks_up
 from jaxspec.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
 _WITH_MODEL = tuple(name for name, method in METHODS.items() if method.needs != "context")
 _WITH_DRAFT = tuple(name for name, method in METHODS.items() if method.needs in ("model", "head"))
-_LOOKS_UP = ("ngram", "ngram+model")
+_LOOKS_UP = tuple(name for name in METHODS if looks_up(name))
+_IN_TARGET = tuple(name for name, method in METHODS.items() if method.needs == "target")
 
 
 class Key(NamedTuple):
@@ -35,7 +36,7 @@ KEYS: dict[str, Key] = {
     "prompt_lookup_max": Key("honoured", methods=_LOOKS_UP),
     "prompt_lookup_min": Key("honoured", methods=_LOOKS_UP),
     "prompt_lookup_match": Key("honoured", "earliest", methods=_LOOKS_UP),  # ours
-    "exit_layer": Key("honoured", methods=("self",)),  # ours
+    "exit_layer": Key("honoured", methods=tuple(name for name in METHODS if drafter_of(name) == "self")),  # ours
     "suffix_decoding_max_tree_depth": Key("honoured", 24, methods=("suffix",)),
     "suffix_decoding_max_cached_requests": Key("honoured", 10000, methods=("suffix",)),
     "suffix_decoding_max_spec_factor": Key("honoured", 1.0, methods=("suffix",)),
@@ -45,7 +46,7 @@ KEYS: dict[str, Key] = {
     "synthetic_acceptance_rates": Key("honoured"),
     "synthetic_acceptance_length": Key("honoured"),
     "synthetic_acceptance_rate": Key("honoured"),
-    "max_model_len": Key("honoured", methods=(*_WITH_DRAFT, "mtp", "self")),
+    "max_model_len": Key("honoured", methods=(*_WITH_DRAFT, *_IN_TARGET)),
     "draft_tensor_parallel_size": Key("honoured", methods=_WITH_DRAFT),
     "use_heterogeneous_vocab": Key("honoured", False),
     "parallel_drafting": Key("honoured", False),

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 
-from jaxspec.config.methods import METHODS, PARALLEL
+from jaxspec.config.methods import METHODS, PARALLEL, drafter_of
 from jaxspec.errors import ConfigError
 
 # feature -> the setting that asks for it
@@ -24,15 +24,20 @@ FEATURES = {
 }
 _ONLY_FOR = {
     "heterogeneous_vocab": ("draft_model",),
-    "parallel_drafting": tuple(PARALLEL),
+    "parallel_drafting": tuple(name for name in PARALLEL if drafter_of(name) == name),
     "adaptive_verification": ("dspark",),
     "draft_topk": ("dspark",),
     "index_share": ("mtp",),
-    "draft_tensor_parallel": tuple(name for name, method in METHODS.items() if method.needs in ("model", "head")),
+    "draft_tensor_parallel": tuple(
+        name for name, method in METHODS.items() if method.needs in ("model", "head") and drafter_of(name) == name
+    ),
 }
 
 
 def _refusal(method: str, feature: str) -> str | None:
+    method = drafter_of(method)  # looking up first is refused with nothing
+    if method == "model":
+        method = "draft_model"  # what it may be before its files are looked at; later they have told
     if feature == "pipeline_parallel":
         return "a target split into stages cannot be verified and drafted for in one program"
     if feature == "several_rounds" and METHODS[method].is_on_host:

@@ -15,18 +15,18 @@ from jaxspec.cache.pages import pool_shape
 from jaxspec.config.engine import EngineConfig
 from jaxspec.config.hardware import read_hardware
 from jaxspec.config.heads import HeadConfig
+from jaxspec.config.methods import drafter_of
 from jaxspec.config.model import ModelConfig
 from jaxspec.config.resolve import ModelFacts, ResolvedConfig, resolve
 from jaxspec.engine.drafts import FoundDraft, check_custom, draft_vocabulary, find_draft, load_custom
 from jaxspec.engine.heads import METHODS_WITH_HEADS, head_layers, head_proposer, num_head_parameters
+from jaxspec.engine.own_drafts import ngram_proposer, self_proposer, with_lookup
 from jaxspec.errors import ConfigError
-from jaxspec.models.base import Family, at_highest_precision
+from jaxspec.models.base import at_highest_precision
 from jaxspec.models.heads.load import load_head, open_head
 from jaxspec.models.registry import family_of
 from jaxspec.proposers.base import HostProposer, Proposer, no_proposer
 from jaxspec.proposers.draft_model import draft_model
-from jaxspec.proposers.ngram import ngram
-from jaxspec.proposers.self_draft import self_draft
 from jaxspec.proposers.suffix import SuffixProposer
 from jaxspec.sampling.grammar import GrammarCompiler
 from jaxspec.sampling.processors import LogitsProcessor
@@ -83,12 +83,12 @@ def build(
         checkpoint = opened.enter_context(open_checkpoint(resolve_model(config.model)))
         draft = find_draft(config.speculative_config, checkpoint)
         draft_checkpoint, vocabulary, head = None, None, None
-        if draft.method in METHODS_WITH_HEADS:
+        if draft.drafter in METHODS_WITH_HEADS:
             assert config.speculative_config is not None
             streams = config.speculative_config.eagle_aux_hidden_state_layer_ids
             head = opened.enter_context(
                 open_head(
-                    draft.method, draft.path, checkpoint, aux_layer_ids=None if streams is None else tuple(streams)
+                    draft.drafter, draft.path, checkpoint, aux_layer_ids=None if streams is None else tuple(streams)
                 )
             )
         elif draft.path is not None:
@@ -125,11 +125,12 @@ def build(
     if head is not None:
         proposer, host_proposer = head_proposer(head.config, resolved, family, model), None
     elif drafting is not None and drafting.exit_layer is not None:
-        proposer, host_proposer = _self_proposer(resolved, family, model), None
+        proposer, host_proposer = self_proposer(resolved, family, model), None
     else:
         proposer, host_proposer = _proposer(
             resolved, draft_checkpoint.config if draft_checkpoint else None, custom_proposer, vocabulary is not None
         )
+    proposer = with_lookup(resolved, proposer, host_proposer)
     target = Target(
         at_highest_precision(family) if resolved.exact else family,
         model,
@@ -272,7 +273,7 @@ def _proposer(
     if speculative is None:
         return no_proposer(), None
     num_tokens = speculative.num_speculative_tokens
-    if speculative.method == "custom":
+    if drafter_of(speculative.method) == "custom":
         custom = custom if custom is not None else load_custom(resolved)
         if custom.num_tokens != num_tokens:
             raise ConfigError(
@@ -289,13 +290,7 @@ def _proposer(
             min_token_prob=speculative.suffix_decoding_min_token_prob,
         )
     if speculative.method == "ngram":
-        return ngram(
-            num_tokens=num_tokens,
-            min_n=speculative.prompt_lookup_min,
-            max_n=speculative.prompt_lookup_max,
-            match_rule=speculative.prompt_lookup_match,
-            max_model_len=resolved.max_model_len,
-        ), None
+        return ngram_proposer(resolved), None
     assert draft is not None
     return draft_model(
         family_of(draft.family),
@@ -307,21 +302,6 @@ def _proposer(
         pool_dtype=jnp.dtype(resolved.kv_cache_dtype),
         has_own_vocabulary=has_own_vocabulary,
     ), None
-
-
-def _self_proposer(resolved: ResolvedConfig, family: Family, target: ModelConfig) -> Proposer:
-    speculative = resolved.speculative_config
-    assert speculative is not None
-    assert speculative.exit_layer is not None
-    return self_draft(
-        family,
-        target,
-        exit_layer=speculative.exit_layer,
-        num_tokens=speculative.num_speculative_tokens,
-        max_model_len=speculative.max_model_len,
-        sample_method=speculative.draft_sample_method,
-        block_size=resolved.block_size,
-    )
 
 
 def _log_plan(resolved: ResolvedConfig, weights: Any, state: DecodeState, programs: Programs) -> None:

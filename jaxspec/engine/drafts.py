@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxspec.config.detect import DraftTokens, check_mtp, detect, draft_tokens_of, settle_method
-from jaxspec.config.methods import METHODS
+from jaxspec.config.methods import METHODS, drafter_of
 from jaxspec.config.resolve import ResolvedConfig
 from jaxspec.config.speculative import SpeculativeConfig
 from jaxspec.config.support import check_built
@@ -27,6 +27,11 @@ class FoundDraft(NamedTuple):
     path: Path | None = None
     num_tokens: DraftTokens | None = None
 
+    @property
+    def drafter(self) -> str | None:
+        """The method, without the lookup before it."""
+        return None if self.method is None else drafter_of(self.method)
+
 
 def find_draft(speculative: SpeculativeConfig | None, target: Checkpoint) -> FoundDraft:
     """Look at the draft's files, without loading them.
@@ -36,10 +41,10 @@ def find_draft(speculative: SpeculativeConfig | None, target: Checkpoint) -> Fou
     if speculative is None:
         return FoundDraft()
     method = speculative.method
-    if method == "mtp":
+    if method is not None and drafter_of(method) == "mtp":
         config, shapes = describe_checkpoint(target.path)
         check_mtp(shapes, str(target.path))
-        return FoundDraft(method, None, draft_tokens_of(method, config, shapes))
+        return FoundDraft(method, None, draft_tokens_of("mtp", config, shapes))
     if method is not None and METHODS[method].needs not in ("model", "head"):
         return FoundDraft(method)
     assert speculative.model is not None  # the config saw to it
@@ -47,7 +52,7 @@ def find_draft(speculative: SpeculativeConfig | None, target: Checkpoint) -> Fou
     config, shapes = describe_checkpoint(path)
     method = settle_method(method, speculative.model, detect(config, shapes), is_parallel=speculative.parallel_drafting)
     check_built(method)
-    return FoundDraft(method, path, draft_tokens_of(method, config, shapes))
+    return FoundDraft(method, path, draft_tokens_of(drafter_of(method), config, shapes))
 
 
 def draft_vocabulary(
@@ -84,7 +89,7 @@ def draft_vocabulary(
 
 def check_custom(speculative: SpeculativeConfig | None, proposer: Proposer | HostProposer | None) -> None:
     """Raises: ConfigError unless a proposer of the user's comes from exactly one place."""
-    is_custom = speculative is not None and speculative.method == "custom"
+    is_custom = speculative is not None and drafter_of(speculative.method or "") == "custom"
     is_named = speculative is not None and is_custom and speculative.model is not None
     if proposer is not None and is_named:
         raise ConfigError("method 'custom' takes `model`, a dotted path, or the engine's argument `proposer`; drop one")

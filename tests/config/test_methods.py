@@ -41,10 +41,30 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
 
 def test_there_is_one_table():
     assert registry.METHODS is METHODS
-    assert set(METHODS) == {
-        "ngram", "suffix", "ngram+model", "draft_model", "pard", "eagle", "eagle3", "p_eagle", "mtp", "medusa",
+    assert {name for name in METHODS if not name.startswith("ngram+")} == {
+        "ngram", "suffix", "draft_model", "pard", "eagle", "eagle3", "p_eagle", "mtp", "medusa",
         "mlp_speculator", "dflash", "dspark", "self", "custom",
     }  # fmt: skip
+    behind = set(METHODS) - {"ngram", "suffix"} | {"model"}
+    assert {name for name in METHODS if name.startswith("ngram+")} == {
+        f"ngram+{name}" for name in behind if not name.startswith("ngram+")
+    }
+
+
+def test_looking_up_first_is_as_what_drafts_behind_it():
+    """What that needs, its aliases, and whether it is built."""
+    for name, method in METHODS.items():
+        if (behind := METHODS.get(name.removeprefix("ngram+"))) is not None:
+            assert (method.needs, method.is_built, method.num_tokens) == (
+                behind.needs,
+                behind.is_built,
+                behind.num_tokens,
+            )
+    names = {"ngram+peagle": "ngram+p_eagle", "ngram+deepseek_mtp": "ngram+mtp", "ngram+self": "ngram+self"}
+    assert {name: canonical_method(name) for name in names} == names
+    for name in ("ngram+ngram", "ngram+suffix", "ngram+", "ngram+eagel"):
+        with pytest.raises(ConfigError, match="unknown speculative method"):
+            canonical_method(name)
 
 
 def test_the_command_line_offers_exactly_these():
@@ -102,7 +122,7 @@ def test_a_folder_whose_name_looks_like_code_is_a_folder(tmp_path, monkeypatch):
 
 def test_extra_slots_are_vllms():
     K = 5
-    plain = {name: extra_slots(name, K) for name in METHODS}
+    plain = {name: extra_slots(name, K) for name in METHODS if not name.startswith("ngram+")}
     assert {name: slots for name, slots in plain.items() if slots} == {
         "draft_model": 1, "pard": K, "p_eagle": K - 1, "dflash": K, "dspark": K - 1,
     }  # fmt: skip

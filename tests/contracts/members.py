@@ -17,6 +17,7 @@ from jaxspec.proposers.base import no_proposer
 from jaxspec.proposers.dflash import dflash
 from jaxspec.proposers.draft_model import draft_model
 from jaxspec.proposers.eagle import eagle
+from jaxspec.proposers.lookup_first import lookup_first
 from jaxspec.proposers.medusa import medusa
 from jaxspec.proposers.mlp_speculator import mlp_speculator
 from jaxspec.proposers.ngram import ngram
@@ -122,6 +123,11 @@ def head_proposer(name: str, sample_method: str = "greedy", **more):
     )
 
 
+def looking_up(proposer):
+    """Of the histories in tests/contracts/test_proposers.py one has what is looked up, two have not."""
+    return lookup_first(proposer, min_n=6, max_n=6, max_model_len=MAX_LEN)
+
+
 PROPOSERS = {
     "none": no_proposer,
     "ngram": lambda: ngram(num_tokens=K, min_n=1, max_n=3, max_model_len=MAX_LEN),
@@ -130,6 +136,9 @@ PROPOSERS = {
     "draft_model of one": lambda: DRAFT(sample_method="greedy", num_tokens=1),
     "probabilistic": lambda: DRAFT(sample_method="probabilistic"),
     "self": lambda: self_draft(FAMILY, CONFIG, exit_layer=1, sample_method="greedy", block_size=PAGE_SIZE, **COMMON),
+    "ngram+draft_model": lambda: looking_up(DRAFT(sample_method="greedy")),
+    "ngram+self": lambda: looking_up(make_proposer("self")),
+    "ngram+eagle3, probabilistic": lambda: looking_up(head_proposer("eagle3", "probabilistic")),
     "replay": lambda: replay_proposer(K, MAX_LEN),
     **{name: functools.partial(head_proposer, name) for name in HEADS},
     "eagle of one": lambda: head_proposer("eagle", num_tokens=1),

@@ -38,7 +38,9 @@ def admission(row, temperature=0.0):
     )  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["none", "ngram", "draft_model", "probabilistic", "eagle3", "medusa", "self"])
+@pytest.fixture(
+    scope="module", params=["none", "ngram", "draft_model", "probabilistic", "eagle3", "medusa", "ngram+self"]
+)
 def proposer(request):
     return make_proposer(request.param)
 

@@ -18,7 +18,7 @@ CASES = [
     *itertools.product(("probabilistic",), (1, 2, 3, 5, 8)),
     *itertools.product(("host_replay",), (1, 2, 4, 8)),
     *itertools.product(("self_draft",), (1, 8)),
-    *itertools.product(("self",), (3,)),
+    *itertools.product(("self", "ngram+draft_model"), (3,)),
     *itertools.product(("suffix",), (3, 8)),
 ]
 SAMPLED = (
@@ -87,6 +87,9 @@ def case(request, target, drafter, drafter_oracle, target_oracle):
         config, guess = draft_model(K, drafter), drafted(drafter_oracle)
     elif name == "self_draft":
         config, guess = draft_model(K, target), drafted(target_oracle)
+    elif name == "ngram+draft_model":
+        config = draft_model(K, drafter) | {"method": "ngram+model", "prompt_lookup_min": 2, "prompt_lookup_max": 3}
+        guess = lambda ids, limit: copied(ids, 2, 3, limit) or drafted(drafter_oracle)(ids, limit)  # noqa: E731
     elif name == "self":
         config = {"method": "self", "num_speculative_tokens": K}  # a third of two layers
         guess = drafted(NumpyLlama(target, num_layers=1))

@@ -22,7 +22,7 @@ CALLBACKS = ("callback", "infeed", "outfeed")
 # method: rows of the batches compiled for it. A lone row goes ways of its own; two rows of pairs of states would have a
 # weight's size.
 METHODS = {"plain": (1, 2), "ngram": (1, 2), "draft_model, four rounds": (1,), "probabilistic": (2,), "eagle3": (1,),
-    "self": (1,)}  # fmt: skip
+    "ngram+self": (1,)}  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=METHODS)
@@ -35,7 +35,7 @@ def engine(request, tmp_path_factory):
     config = {
         "plain": None,
         "eagle3": {"model": str(head), "num_speculative_tokens": K},
-        "self": {"method": "self", "num_speculative_tokens": K},
+        "ngram+self": {"method": "ngram+self", "num_speculative_tokens": K},
         "draft_model, four rounds": draft_model(K, target),
         "probabilistic": draft_model(K, target, "probabilistic"),
     }.get(request.param, ngram(K))
