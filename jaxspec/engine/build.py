@@ -18,7 +18,8 @@ from jaxspec.config.heads import HeadConfig
 from jaxspec.config.methods import drafter_of
 from jaxspec.config.model import ModelConfig
 from jaxspec.config.resolve import ModelFacts, ResolvedConfig, resolve
-from jaxspec.engine.drafts import FoundDraft, check_custom, draft_vocabulary, find_draft, load_custom
+from jaxspec.engine.custom import check_custom, load_custom
+from jaxspec.engine.drafts import FoundDraft, draft_vocabulary, find_draft
 from jaxspec.engine.heads import METHODS_WITH_HEADS, head_layers, head_proposer, num_head_parameters
 from jaxspec.engine.own_drafts import ngram_proposer, self_proposer, with_lookup
 from jaxspec.errors import ConfigError

@@ -1,17 +1,14 @@
-"""Host. What `speculative_config` names, found: a draft's files and their method, or a proposer of the user's."""
+"""Host. What `speculative_config` names, found: a draft's files, their method, and how its vocabulary reads."""
 
-import importlib
 import logging
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxspec.config.detect import DraftTokens, check_mtp, detect, draft_tokens_of, settle_method
 from jaxspec.config.methods import METHODS, drafter_of
-from jaxspec.config.resolve import ResolvedConfig
 from jaxspec.config.speculative import SpeculativeConfig
 from jaxspec.config.support import check_built
 from jaxspec.errors import ConfigError
-from jaxspec.proposers.base import HostProposer, Proposer
 from jaxspec.text.tokenizer import Tokenizer, load_tokenizer
 from jaxspec.text.vocab_mapping import VocabMapping, align_copies, map_vocabularies, vocabulary_of
 from jaxspec.weights.aliases import resolve_model
@@ -85,39 +82,3 @@ def draft_vocabulary(
             "tokenizers and these agree; add the files, or take a draft that shares the vocabulary"
         )
     return None
-
-
-def check_custom(speculative: SpeculativeConfig | None, proposer: Proposer | HostProposer | None) -> None:
-    """Raises: ConfigError unless a proposer of the user's comes from exactly one place."""
-    is_custom = speculative is not None and drafter_of(speculative.method or "") == "custom"
-    is_named = speculative is not None and is_custom and speculative.model is not None
-    if proposer is not None and is_named:
-        raise ConfigError("method 'custom' takes `model`, a dotted path, or the engine's argument `proposer`; drop one")
-    if is_custom != (proposer is not None or is_named):
-        raise ConfigError("method 'custom' and the engine's argument `proposer` go together; give both or neither")
-
-
-def load_custom(resolved: ResolvedConfig) -> Proposer | HostProposer:
-    """The proposer at the dotted path that is the config's `model`: an object, or a function of the ResolvedConfig.
-
-    Raises: ConfigError where there is none.
-    """
-    assert resolved.speculative_config is not None
-    name = resolved.speculative_config.model or ""
-    module, _, attribute = name.rpartition(".")
-    try:
-        found: Any = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            f"method 'custom' needs model='package.module.name', which can be imported, and there is no file or folder "
-            f"of that name either; got {name!r} ({error})"
-        ) from error
-    if not isinstance(found, Proposer) and (isinstance(found, type) or not hasattr(found, "observe")):
-        if not callable(found):
-            raise ConfigError(
-                f"{name!r} must be a Proposer, a HostProposer or a function that makes one, got {found!r}"
-            )
-        found = found(resolved)
-    if not isinstance(found, Proposer) and not all(hasattr(found, key) for key in ("num_tokens", "observe", "propose")):
-        raise ConfigError(f"{name!r} must give a Proposer or a HostProposer, got {found!r}")
-    return found

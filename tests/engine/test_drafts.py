@@ -1,18 +1,13 @@
 """Host. T17: what `speculative_config` names is found, checked against its files, and started or refused."""
 
-import sys
-import types
-
 import pytest
 
 from jaxspec import ConfigError, Engine, SamplingParams
 from jaxspec.config.methods import METHODS
 from jaxspec.config.speculative import SpeculativeConfig
-from jaxspec.engine.drafts import check_custom, find_draft, load_custom
-from jaxspec.proposers.base import no_proposer
+from jaxspec.engine.drafts import find_draft
 from jaxspec.weights.checkpoint import open_checkpoint
-from tests.lossless.engines import custom, make_engine
-from tests.lossless.replay import HostReplay
+from tests.lossless.engines import make_engine
 from tests.oracle.folders import TINY
 
 
@@ -49,7 +44,7 @@ STARTS = {"ngram": {}, "suffix": {}, "draft_model": {"model": "drafter"}, "ngram
 
 
 def test_every_method_without_a_head_starts_an_engine(spoken, drafter):
-    """Heads have targets of their own, in their own tests; custom proposers are further down."""
+    """Heads have targets of their own, in their own tests; custom proposers in test_custom.py."""
     built = {name for name, method in METHODS.items() if method.is_built and method.needs in ("context", "model")}
     assert set(STARTS) == built - {"ngram+model"}  # which its files tell to be one of these
     params = SamplingParams(temperature=0, max_tokens=6)
@@ -69,59 +64,3 @@ def test_no_draft_at_all():
     assert find_draft(None, None) == (None, None, None)
     with pytest.raises(ConfigError, match="'draft_model' needs 'model'"):
         SpeculativeConfig(method="draft_model", num_speculative_tokens=3)
-
-
-@pytest.fixture
-def my_drafts(monkeypatch):
-    module = types.ModuleType("my_drafts")
-    monkeypatch.setitem(sys.modules, "my_drafts", module)
-    return module
-
-
-def test_custom_takes_a_dotted_path(spoken, my_drafts):
-    """An object that guesses, or a function of the settled config that makes one."""
-    made = []
-
-    def make(resolved):
-        made.append(HostReplay(resolved.num_speculative_tokens))
-        return made[-1]
-
-    my_drafts.make = make
-    engine = make_engine(spoken, {"model": "my_drafts.make", "num_speculative_tokens": 2})
-    assert engine.core.parts.host_proposer is made[0]
-    params = SamplingParams(temperature=0, max_tokens=4)
-    plain = make_engine(spoken).generate("hello", params, use_tqdm=False)
-    assert engine.generate("hello", params, use_tqdm=False)[0].outputs[0].token_ids == plain[0].outputs[0].token_ids
-
-
-def test_what_a_dotted_path_must_lead_to(my_drafts):
-    resolved = types.SimpleNamespace(speculative_config=types.SimpleNamespace(model="my_drafts.it"))
-    for found, gives in (
-        (no_proposer(), None),
-        (HostReplay(3), None),
-        (lambda resolved: no_proposer(), None),
-        (5, "must be a Proposer"),
-        (lambda resolved: 5, "must give a Proposer"),
-    ):
-        my_drafts.it = found
-        if gives is None:
-            assert load_custom(resolved).num_tokens in (0, 3)
-        else:
-            with pytest.raises(ConfigError, match=gives):
-                load_custom(resolved)
-    resolved.speculative_config.model = "my_drafts.nothing"
-    with pytest.raises(ConfigError, match=r"'my_drafts\.nothing'"):
-        load_custom(resolved)
-    resolved.speculative_config.model = "no_such_package.it"
-    with pytest.raises(ConfigError, match="no file or folder of that name"):
-        load_custom(resolved)
-
-
-def test_a_proposer_comes_from_one_place():
-    named = SpeculativeConfig(model="my.path", num_speculative_tokens=2)
-    check_custom(named, None)
-    check_custom(SpeculativeConfig(**custom(2)), no_proposer())
-    check_custom(None, None)
-    for config, proposer in ((named, no_proposer()), (SpeculativeConfig(**custom(2)), None), (None, no_proposer())):
-        with pytest.raises(ConfigError, match="'custom'"):
-            check_custom(config, proposer)
