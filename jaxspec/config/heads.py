@@ -42,16 +42,24 @@ class EagleConfig(_Head):
 
 
 class MtpConfig(_Head):
-    """A multi-token-prediction module inside a target's checkpoint: norms, a projection, one layer of its own kind."""
+    """Multi-token-prediction modules inside a target's checkpoint: norms, a projection, one layer of its own kind.
+
+    Of several, module k guesses the token k + 2 places after the state that the first one reads.
+    """
 
     kind: Literal["mtp"] = "mtp"
-    layout: Literal["nextn", "mtp", "ernie"]
-    model: ModelConfig  # the one layer
-    prefix: str  # of the module's tensors
+    layout: Literal["nextn", "mtp", "ernie", "mimo"]
+    model: ModelConfig  # its layers are those of the modules, one each
+    prefix: str  # of the modules' tensors
+    first: int = 0  # the number that the first module's tensors bear
     has_embed: bool = False
     has_head: bool = False
     fc_bias: bool = False
-    aux_streams: tuple[int, ...] = ()  # none: all of these read the hidden states after the final norm
+    aux_streams: tuple[int, ...] = ()  # none: the hidden states after the final norm
+
+    @property
+    def num_modules(self) -> int:
+        return self.model.num_layers
 
 
 class MedusaConfig(_Head):

@@ -12,6 +12,7 @@ SUPPORTED_ARCHITECTURES = {
     "MistralForCausalLM": "mistral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "MiMoForCausalLM": "mimo",
     "Phi3ForCausalLM": "phi3",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3_text",
@@ -22,7 +23,9 @@ SUPPORTED_ARCHITECTURES = {
     "Glm4MoeForCausalLM": "glm4_moe",
     "Ernie4_5_MoeForCausalLM": "ernie4_5_moe",
 }
-FAMILIES = {"mistral": "llama", "qwen2": "llama", "qwen3": "llama", "gemma2": "gemma", "gemma3_text": "gemma"}
+FAMILIES = {
+    "mistral": "llama", "qwen2": "llama", "qwen3": "llama", "mimo": "llama", "gemma2": "gemma", "gemma3_text": "gemma",
+}  # fmt: skip
 
 # What the class of each model type assumes where a file does not write the key, as far as files are known to omit it.
 _GEMMA = {
@@ -129,7 +132,7 @@ def _sliding_windows(fields: Fields, model_type: str, num_layers: int) -> tuple[
     elif model_type == "mistral":
         # Absent means the class default, null means full attention: the two differ only here.
         window = fields.optional_integer("sliding_window") if fields.has_key("sliding_window") else 4096
-    elif model_type in ("qwen2", "qwen3", "qwen3_moe"):
+    elif model_type in ("qwen2", "qwen3", "mimo", "qwen3_moe"):
         window = fields.integer("sliding_window", 4096) if fields.flag("use_sliding_window", False) else None
     else:
         window = fields.integer("sliding_window") if model_type in ("gemma2", "gemma3_text") else None
@@ -145,7 +148,7 @@ def _sliding_windows(fields: Fields, model_type: str, num_layers: int) -> tuple[
     if model_type in ("gemma2", "gemma3_text"):
         pattern = 2 if model_type == "gemma2" else fields.integer("sliding_window_pattern", 6)
         return tuple(window if (layer + 1) % pattern else None for layer in range(num_layers))
-    first = fields.integer("max_window_layers", 28, minimum=0) if model_type in ("qwen2", "qwen3") else 0
+    first = fields.integer("max_window_layers", 28, minimum=0) if model_type in ("qwen2", "qwen3", "mimo") else 0
     return tuple(window if layer >= first else None for layer in range(num_layers))
 
 
@@ -319,6 +322,7 @@ def _moe(**values: Any) -> MoeConfig:
 _OWN = {
     "llama": _llama,
     "qwen2": _qwen2,
+    "mimo": _qwen2,
     "qwen3": _qwen3,
     "gemma2": _gemma,
     "gemma3_text": _gemma,

@@ -3,6 +3,7 @@
 Published files leave much unsaid, and runtimes disagree on the rest; every choice made here is logged.
 """
 
+import itertools
 import logging
 import re
 from collections.abc import Callable, Mapping
@@ -144,30 +145,41 @@ def _mlp_speculator(config: Mapping[str, Any], shapes: Shapes, target: ModelConf
 
 
 def _mtp(shapes: Shapes, target: ModelConfig) -> MtpConfig:
-    """A target's own module, told by its tensors' names; the layer is of the target's kind."""
+    """A target's own modules, told by their tensors' names; their layers are of the target's kind."""
     n = target.num_layers
     outer = target.tensor_prefix.removesuffix("model.")
-    layouts: dict[Literal["nextn", "mtp", "ernie"], tuple[str, str]] = {  # layout: (prefix, a tensor it has)
-        "nextn": (f"{target.tensor_prefix}layers.{n}.", "eh_proj.weight"),
-        "mtp": (f"{outer}mtp.", "fc.weight"),
-        "ernie": (f"{target.tensor_prefix}mtp_", "linear_proj.0.weight"),
+    # layout: (prefix, number of the first module, a tensor that module i has)
+    layouts: dict[Literal["nextn", "mtp", "ernie", "mimo"], tuple[str, int, str]] = {
+        "nextn": (f"{target.tensor_prefix}layers.", n, "{i}.eh_proj.weight"),
+        "mtp": (f"{outer}mtp.", 0, "layers.{i}.input_layernorm.weight"),
+        "ernie": (f"{target.tensor_prefix}mtp_", 0, "linear_proj.{i}.weight"),
+        "mimo": (f"{target.tensor_prefix}mtp_layers.", 0, "{i}.input_proj.weight"),
     }
-    found = [(name, prefix) for name, (prefix, proof) in layouts.items() if prefix + proof in shapes]
+    found = [layout for layout, (prefix, first, proof) in layouts.items() if prefix + proof.format(i=first) in shapes]
     if not found:
         raise ConfigError(
             "method 'mtp' needs a target whose checkpoint holds a multi-token-prediction module, found none of "
-            f"{', '.join(prefix + proof for prefix, proof in layouts.values())}; take the original checkpoint "
-            "(many copies leave the module out) or another method"
+            f"{', '.join(prefix + proof.format(i=first) for prefix, first, proof in layouts.values())}; take the "
+            "original checkpoint (many copies leave the module out) or another method"
         )
-    layout, prefix = found[0]
-    is_expert = any(name.startswith(prefix) and ".experts." in name for name in shapes)
+    layout = found[0]
+    prefix, first, proof = layouts[layout]
+    num_modules = next(count for count in itertools.count(1) if prefix + proof.format(i=first + count) not in shapes)
+    if target.num_mtp_layers not in (0, num_modules):
+        logger.warning(
+            "draft head: config says %d MTP modules, the files hold %d; the files win",
+            target.num_mtp_layers,
+            num_modules,
+        )
+    own = tuple(f"{prefix}{first + i}." for i in range(num_modules)) if layout in ("nextn", "mimo") else (prefix,)
+    is_expert = any(name.startswith(own) and ".experts." in name for name in shapes)
     if layout == "mtp" and is_expert:
         raise ConfigError("an MTP module of Qwen's kind with experts is not supported; use another method")
-    moe = target.moe.model_copy(update={"layers": (True,)}) if target.moe is not None and is_expert else None
+    moe = target.moe.model_copy(update={"layers": (True,) * num_modules}) if target.moe and is_expert else None
     values: dict[str, Any] = {
-        "num_layers": 1,
+        "num_layers": num_modules,
         "moe": moe,
-        "sliding_window_layers": (None,),
+        "sliding_window_layers": (None,) * num_modules,
         "tie_word_embeddings": False,
     }
     if layout == "mtp" and target.rope is not None:
@@ -177,14 +189,17 @@ def _mtp(shapes: Shapes, target: ModelConfig) -> MtpConfig:
             "qkv_bias": f"{prefix}layers.0.self_attn.q_proj.bias" in shapes,
             "o_bias": False,
         }
-    fc_bias = f"{prefix}linear_proj.0.bias" in shapes
+    # MiMo's own code hands its modules the state before the final norm; SGLang the one behind it.
+    streams = chose("streams", (n,), "before the target's final norm") if layout == "mimo" else ()
     return MtpConfig(
-        layout=chose("module", layout, f"tensors {prefix}*"),
+        layout=chose("module", layout, f"{num_modules} of tensors {', '.join(name + '*' for name in own)}"),
         model=target.model_copy(update=values),
         prefix=prefix,
-        has_embed=f"{prefix}embed_tokens.weight" in shapes,
-        has_head=f"{prefix}shared_head.head.weight" in shapes,
-        fc_bias=layout == "ernie" and fc_bias,
+        first=first,
+        has_embed=f"{own[0]}embed_tokens.weight" in shapes,
+        has_head=f"{own[0]}shared_head.head.weight" in shapes,
+        fc_bias=layout == "ernie" and f"{prefix}linear_proj.0.bias" in shapes,
+        aux_streams=streams,
     )
 
 

@@ -99,6 +99,8 @@ def build(
             vocabulary = draft_vocabulary(config.speculative_config, checkpoint, draft_checkpoint, tokenizer)
         platform = jax.default_backend()
         resolved = _resolve(config, platform, checkpoint, draft_checkpoint, draft, head.config if head else None)
+        if custom_proposer is None and drafter_of(draft.method or "") == "custom":
+            custom_proposer = load_custom(resolved)
         _configure_compilation_cache(resolved)
         configs = (
             checkpoint.config,
@@ -275,7 +277,7 @@ def _proposer(
         return no_proposer(), None
     num_tokens = speculative.num_speculative_tokens
     if drafter_of(speculative.method) == "custom":
-        custom = custom if custom is not None else load_custom(resolved)
+        assert custom is not None
         if custom.num_tokens != num_tokens:
             raise ConfigError(
                 f"the proposer drafts {custom.num_tokens=} tokens, the config says {num_tokens=}; align them"

@@ -20,6 +20,7 @@ from jaxspec.proposers.dflash import dflash
 from jaxspec.proposers.eagle import eagle
 from jaxspec.proposers.medusa import medusa
 from jaxspec.proposers.mlp_speculator import mlp_speculator
+from jaxspec.proposers.mtp_modules import mtp_modules
 from jaxspec.types import ArraySpec
 
 METHODS_WITH_HEADS = ("eagle", "eagle3", "mtp", "medusa", "mlp_speculator", "dflash")
@@ -40,6 +41,8 @@ def most_tokens(config: HeadConfig) -> int | None:
     """Drafts a row that the head was trained for, where it can make no more."""
     if isinstance(config, MedusaConfig):
         return config.num_heads
+    if isinstance(config, MtpConfig) and config.num_modules > 1:
+        return config.num_modules  # each for its own place; one alone can be asked again
     return config.num_steps if isinstance(config, MlpSpeculatorConfig) else None
 
 
@@ -78,5 +81,7 @@ def head_proposer(config: HeadConfig, resolved: ResolvedConfig, family: Family, 
     if isinstance(config, DflashConfig):
         return dflash(config, **vocabulary, **common, **pool)
     assert isinstance(config, EagleConfig | MtpConfig)
+    if isinstance(config, MtpConfig) and config.num_modules > 1:
+        return mtp_modules(config, **vocabulary, **common, **pool)
     head = mtp_head.HEAD if isinstance(config, MtpConfig) else eagle_head.HEAD
     return eagle(head, config, **vocabulary, **common, **pool)

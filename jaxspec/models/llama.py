@@ -1,4 +1,4 @@
-"""Device. The Llama skeleton: Llama 1 to 3.1, Mistral, Qwen2 and Qwen3, told apart by their config alone."""
+"""Device. The Llama skeleton: Llama 1 to 3.1, Mistral, Qwen2, Qwen3 and MiMo, told apart by their config alone."""
 
 import dataclasses
 
@@ -10,8 +10,8 @@ from jaxspec.models.base import Family
 from jaxspec.models.decoder import DENSE_NAMES, decoder_forward, decoder_specs, head_logits
 from jaxspec.weights.names import NameTable
 
-# Of no use to the model itself: a multi-token-prediction module (a drafter) that Qwen checkpoints may carry.
-_DRAFTER = r"mtp\..*"
+# Of no use to the model itself: multi-token-prediction modules (drafters) that Qwen's and MiMo's checkpoints carry.
+_DRAFTER = r"mtp\..*|model\.mtp_layers\..*"
 
 
 def name_table(config: ModelConfig, source: str) -> NameTable:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.cache.pages import pool_shape
-from jaxspec.config.heads import DflashConfig, EagleConfig, MedusaConfig, MlpSpeculatorConfig
+from jaxspec.config.heads import DflashConfig, EagleConfig, MedusaConfig, MlpSpeculatorConfig, MtpConfig
 from jaxspec.config.hf import model_config_from_hf
 from jaxspec.models.base import random_weights
 from jaxspec.models.heads import eagle as eagle_head
@@ -20,6 +20,7 @@ from jaxspec.proposers.eagle import eagle
 from jaxspec.proposers.lookup_first import lookup_first
 from jaxspec.proposers.medusa import medusa
 from jaxspec.proposers.mlp_speculator import mlp_speculator
+from jaxspec.proposers.mtp_modules import mtp_modules
 from jaxspec.proposers.ngram import ngram
 from jaxspec.proposers.self_draft import self_draft
 from jaxspec.step.compiles import compile_count
@@ -94,6 +95,9 @@ HEADS = {
     "medusa": MedusaConfig(
         num_heads=K, num_blocks=1, hidden_size=8, draft_vocab_size=V, has_bias=True, own_heads="each"
     ),
+    "mtp of three": MtpConfig(
+        layout="mimo", model=LAYER.model_copy(update={"num_layers": K}), prefix="", has_embed=True, aux_streams=(2,)
+    ),
     "mlp_speculator": MlpSpeculatorConfig(hidden_size=8, inner_size=6, num_steps=K, vocab_size=V),
     "dflash": DflashConfig(
         model=LAYER.model_copy(update={"qk_norm": True}), target_hidden_size=8, aux_streams=(1, 2), block_size=K + 1,
@@ -107,6 +111,9 @@ def head_proposer(name: str, sample_method: str = "greedy", **more):
     config, options = HEADS[name], COMMON | {"sample_method": sample_method} | more
     if name in ("eagle", "eagle3"):
         proposer = eagle(eagle_head.HEAD, config, hidden_size=8, **TARGET, **POOL, **options)
+    elif name == "mtp of three":
+        pool = POOL | {"pool_shape": pool_shape(config.model, NUM_PAGES, PAGE_SIZE)}
+        proposer = mtp_modules(config, hidden_size=8, **TARGET, **pool, **options)
     elif name == "medusa":
         proposer = medusa(config, **TARGET, **options)
     elif name == "mlp_speculator":

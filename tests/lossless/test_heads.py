@@ -25,8 +25,8 @@ from tests.lossless.test_every_proposer import answer_of, copied, histogram_of, 
 from tests.oracle import head_folders
 from tests.oracle.folders import DRAFTERS, TINY, write_folder
 from tests.oracle.goldens import read_golden
-from tests.oracle.heads import NumpyEagle, NumpyMedusa, NumpyMlpSpeculator
-from tests.oracle.llama import assert_says
+from tests.oracle.heads import NumpyEagle, NumpyMedusa, NumpyMimo, NumpyMlpSpeculator
+from tests.oracle.llama import NumpyLlama, assert_says
 
 # That each file is read and run as it should is shown in tests/models/test_heads.py.
 GOLDENS = ("eagle3", "dflash", "qwen3-body-next-mtp")
@@ -113,6 +113,28 @@ def test_answers_are_those_of_the_naive_loop(name, tmp_path, target, target_orac
             assert output.metrics.speculative_decoding["acceptance_histogram"] == wanted
             num_drafted += sum(wanted)
     assert num_drafted > 30
+
+
+def test_several_modules_guess_what_a_naive_computation_does(tmp_path):
+    """MiMo's kind, which reads the state before the final norm: module k guesses the token k + 2 places on, and its
+    entries made with drafts are made again."""
+    folder = head_folders.write_mimo(tmp_path / "mimo", seed=7, num_modules=3)
+    target = NumpyLlama(folder)
+    engine = make_engine(folder, {"method": "mtp"}, rounds_per_batch=4)
+    assert engine.config.speculative_config.num_speculative_tokens == 3
+    requests = make_requests(seed=7)
+    outputs = engine.generate(
+        [{"prompt_token_ids": prompt} for prompt, _ in requests], [params for _, params in requests], use_tqdm=False
+    )
+    num_kept = 0
+    for output, (prompt, params) in zip(outputs, requests, strict=True):
+        answer = answer_of(target, prompt, params)
+        assert_says(output.outputs[0].token_ids, answer)
+        if min(answer.leads) > 1e-3:
+            wanted = histogram_of(3, prompt, answer.token_ids, NumpyMimo(target).drafts)
+            assert output.metrics.speculative_decoding["acceptance_histogram"] == wanted
+            num_kept += sum(wanted[1:])
+    assert num_kept > 5
 
 
 # T3: a target whose next token is a permutation of its last one, and heads that know it.

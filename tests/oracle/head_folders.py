@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import numpy as np
+from safetensors.numpy import load_file, save_file
 
-from tests.oracle.folders import write_folder
+from tests.oracle.folders import write_folder, write_llama
 
 VOCAB, HIDDEN, SMALL_VOCAB = 32, 16, 20  # of `write_llama`, and a reduced vocabulary
 
@@ -157,6 +158,26 @@ def write_mlp_speculator(
         "inner_dim": inner, "n_predict": num_steps, "vocab_size": VOCAB,
     }  # fmt: skip
     return write_folder(folder, config | ({"tie_weights": True, "scale_input": True} if tied else {}), w)
+
+
+def write_mimo(folder: Path, *, seed: int = 0, num_modules: int = 1) -> Path:
+    """A target of MiMo's kind, a Llama with biases on q, k and v, and its multi-token-prediction modules."""
+    write_llama(folder, seed=seed)
+    random = _rng_of(seed)
+    w = load_file(folder / "model.safetensors")
+    layer = {name: tensor for name, tensor in w.items() if name.startswith("model.layers.0.")}
+    for k in range(num_modules):
+        own = f"model.mtp_layers.{k}."
+        w |= {name.replace("model.layers.0.", own): random(*tensor.shape) for name, tensor in layer.items()}
+        for part in ("token", "hidden", "final", "input", "post_attention"):
+            w[f"{own}{part}_layernorm.weight"] = 1 + random(HIDDEN, scale=0.1)
+        w[f"{own}input_proj.weight"] = random(HIDDEN, 2 * HIDDEN)
+    weights = [name for name in w if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))]
+    w |= {name.replace("weight", "bias"): random(len(w[name])) for name in weights}
+    save_file(w, folder / "model.safetensors")
+    return edit_config(
+        folder, architectures=["MiMoForCausalLM"], model_type="mimo", num_nextn_predict_layers=num_modules
+    )
 
 
 def edit_config(folder: Path, **changes) -> Path:

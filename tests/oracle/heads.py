@@ -189,3 +189,33 @@ class NumpyMlpSpeculator(_Folder):
 
     def norm(self, x):
         return x / np.sqrt((x * x).mean() + 1e-6)
+
+
+class NumpyMimo:
+    """The modules of a MiMo target (a NumpyLlama): each one's states go into the next, a token further."""
+
+    def __init__(self, target):
+        self.target, self.weights = target, target.weights
+
+    def drafts(self, ids, num_tokens):
+        """One a module: module k pairs position t with the token at t + k + 1, a draft where there is none."""
+        text = list(ids)
+        if len(text) < 2:
+            return []
+        states = self.target.streams([text[:-1]])[-1, 0]
+        for k in range(num_tokens):
+            states = self.run(k, states, text[k + 1 : k + 1 + len(states)])
+            text.append(int((states[-1] @ self.weights["lm_head.weight"].T).argmax()))
+        return text[len(ids) :]
+
+    def run(self, k, states_TD, tokens):
+        """The states behind module k's last norm."""
+        name = f"model.mtp_layers.{k}."
+        embedded = self.weights["model.embed_tokens.weight"][np.array(tokens)]
+        pair = [self.norm(states_TD, name + "hidden_layernorm"), self.norm(embedded, name + "token_layernorm")]
+        x = np.concatenate(pair, axis=-1) @ self.weights[name + "input_proj.weight"].T
+        return self.norm(self.target.layer(x[None], name)[0], name + "final_layernorm")
+
+    def norm(self, x, name):
+        scale = np.sqrt((x * x).mean(axis=-1, keepdims=True) + self.target.config["rms_norm_eps"])
+        return x / scale * self.weights[name + ".weight"]

@@ -41,18 +41,24 @@ class NumpyLlama:
 
     def hidden(self, ids_BT) -> tuple[np.ndarray, np.ndarray]:
         """[B, T, D] after the final norm, and [L, B, T, D] before each layer."""
-        x = self.weights["model.embed_tokens.weight"][np.asarray(ids_BT)]
-        streams = []
+        streams = self.streams(ids_BT)
+        return self._norm(streams[-1], "model.norm"), streams[:-1]
+
+    def streams(self, ids_BT) -> np.ndarray:
+        """[L + 1, B, T, D]: before each layer, and behind the last."""
+        streams = [self.weights["model.embed_tokens.weight"][np.asarray(ids_BT)]]
         for index in range(self.config["num_hidden_layers"]):
-            streams.append(x)
-            name = f"model.layers.{index}."
-            x = x + self._attention(self._norm(x, name + "input_layernorm"), name + "self_attn.")
-            y = self._norm(x, name + "post_attention_layernorm")
-            gate = self._linear(y, name + "mlp.gate_proj")
-            x = x + self._linear(
-                gate / (1 + np.exp(-gate)) * self._linear(y, name + "mlp.up_proj"), name + "mlp.down_proj"
-            )
-        return self._norm(x, "model.norm"), np.stack(streams)
+            streams.append(self.layer(streams[-1], f"model.layers.{index}."))
+        return np.stack(streams)
+
+    def layer(self, x, name):
+        """[B, T, D] behind the layer whose tensors' names begin so."""
+        x = x + self._attention(self._norm(x, name + "input_layernorm"), name + "self_attn.")
+        y = self._norm(x, name + "post_attention_layernorm")
+        gate = self._linear(y, name + "mlp.gate_proj")
+        return x + self._linear(
+            gate / (1 + np.exp(-gate)) * self._linear(y, name + "mlp.up_proj"), name + "mlp.down_proj"
+        )
 
     def _attention(self, x, name):
         config, (B, T, D) = self.config, x.shape

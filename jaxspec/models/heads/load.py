@@ -114,34 +114,8 @@ def load_head(head: HeadCheckpoint, target: ModelConfig, target_weights: Weights
     config, reader = head.config, head.reader
     weights = load(reader, specs_of(config, dtype), _name_table(config, reader.tensors))
     if not isinstance(config, MedusaConfig | MlpSpeculatorConfig):
-        table = target_weights["embed"]
-        if "embed" not in weights:
-            logger.info("draft head: embedding: the target's (none stored)")
-            weights["embed"] = table
-        elif weights["embed"].shape == table.shape and bool(jnp.all(weights["embed"] == table)):
-            logger.info("draft head: embedding: the target's (the stored one is equal)")
-            weights["embed"] = table
-        else:
-            logger.info("draft head: embedding: its own (it differs from the target's)")
-        if isinstance(config, EagleConfig) and config.is_head_tied:
-            logger.info("draft head: vocabulary head: tied to the embedding")
-            weights["head"] = weights["embed"]
-        if isinstance(config, DflashConfig):
-            if head.mask_embedding is not None:
-                weights["mask_embedding"] = jnp.asarray(head.mask_embedding, dtype)
-            num_rows = weights["embed"].shape[0]
-            if "mask_embedding" not in weights and config.mask_token_id >= num_rows:
-                raise WeightsError(
-                    f"mask_token_id={config.mask_token_id} has no row in an embedding of {num_rows}, and there is no "
-                    f"{_MASK_FILE}; fetch the draft head again"
-                )
-        stored = target_weights.get("head")
-        if isinstance(stored, jax.Array) and isinstance(weights.get("head"), jax.Array):
-            if weights["head"].shape == stored.shape and bool(jnp.all(weights["head"] == stored)):
-                logger.info("draft head: vocabulary head: the target's (the stored one is equal)")
-                weights["head"] = stored
-        elif "head" not in weights:
-            logger.info("draft head: vocabulary head: the target's (none stored)")
+        for module in weights.get("modules", [weights]):
+            _share(module, head, target_weights, dtype)
     if "id_map" in weights:
         t2d = next((name for name in reader.tensors if name.removeprefix("model.") == "t2d"), None)
         is_absolute = (
@@ -155,6 +129,39 @@ def load_head(head: HeadCheckpoint, target: ModelConfig, target_weights: Weights
         )
         weights["target_ids"] = jnp.asarray(ids)
     return weights
+
+
+def _share(weights: Weights, head: HeadCheckpoint, target_weights: Weights, dtype: Any) -> None:
+    """Puts the target's embedding and head where the files have none, or the same."""
+    config = head.config
+    table = target_weights["embed"]
+    if "embed" not in weights:
+        logger.info("draft head: embedding: the target's (none stored)")
+        weights["embed"] = table
+    elif weights["embed"].shape == table.shape and bool(jnp.all(weights["embed"] == table)):
+        logger.info("draft head: embedding: the target's (the stored one is equal)")
+        weights["embed"] = table
+    else:
+        logger.info("draft head: embedding: its own (it differs from the target's)")
+    if isinstance(config, EagleConfig) and config.is_head_tied:
+        logger.info("draft head: vocabulary head: tied to the embedding")
+        weights["head"] = weights["embed"]
+    if isinstance(config, DflashConfig):
+        if head.mask_embedding is not None:
+            weights["mask_embedding"] = jnp.asarray(head.mask_embedding, dtype)
+        num_rows = weights["embed"].shape[0]
+        if "mask_embedding" not in weights and config.mask_token_id >= num_rows:
+            raise WeightsError(
+                f"mask_token_id={config.mask_token_id} has no row in an embedding of {num_rows}, and there is no "
+                f"{_MASK_FILE}; fetch the draft head again"
+            )
+    stored = target_weights.get("head")
+    if isinstance(stored, jax.Array) and isinstance(weights.get("head"), jax.Array):
+        if weights["head"].shape == stored.shape and bool(jnp.all(weights["head"] == stored)):
+            logger.info("draft head: vocabulary head: the target's (the stored one is equal)")
+            weights["head"] = stored
+    elif "head" not in weights:
+        logger.info("draft head: vocabulary head: the target's (none stored)")
 
 
 def target_ids(

@@ -1,4 +1,4 @@
-"""Device. Multi-token-prediction modules: one layer of the target's kind over its states and the next tokens.
+"""Device. Multi-token-prediction modules: each a layer of the target's kind over states and the next tokens.
 
 Source: DeepSeek-V3's report, section 2.2; fed back is the state after the module's last norm, as in transformers and
 SGLang (older vLLM feeds back the state before it).
@@ -27,7 +27,7 @@ from jaxspec.weights.names import NameTable, TensorSource
 
 
 class _Layout(NamedTuple):
-    """Where a family keeps the module's own parts, after its prefix; final_norm "" = there is none."""
+    """Where a family keeps module {i}'s own parts, after the prefix; final_norm "" = there is none."""
 
     embed_norm: str
     state_norm: str
@@ -35,18 +35,24 @@ class _Layout(NamedTuple):
     final_norm: str
     layer: str
     norms_plus_one: bool = False  # norms are stored as what is added to 1
+    is_state_first: bool = False  # the projection reads the state before the embedding
 
 
 _LAYOUTS = {
-    "nextn": _Layout("enorm", "hnorm", "eh_proj", "shared_head.norm", ""),
-    "mtp": _Layout("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm", "layers.0.", norms_plus_one=True),
-    "ernie": _Layout("emb_norm.0", "hidden_norm.0", "linear_proj.0", "", "block.0."),
-}
+    "nextn": _Layout("{i}.enorm", "{i}.hnorm", "{i}.eh_proj", "{i}.shared_head.norm", "{i}."),
+    "mtp": _Layout("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm", "layers.{i}.", norms_plus_one=True),
+    "ernie": _Layout("emb_norm.{i}", "hidden_norm.{i}", "linear_proj.{i}", "", "block.{i}."),
+    "mimo": _Layout(
+        "{i}.token_layernorm", "{i}.hidden_layernorm", "{i}.input_proj", "{i}.final_layernorm", "{i}.",
+        is_state_first=True,
+    ),
+}  # fmt: skip
 _NORMS = ("attention_norm", "mlp_norm", "q_norm", "k_norm")
 
 
 def specs(config: MtpConfig, dtype: Any) -> Weights:
-    """Every parameter in the files; the layer's are those of the target's family, and a gate in Qwen's module."""
+    """Every parameter in the files, of several modules under "modules"; the layer's are those of the target's family,
+    and a gate in Qwen's module."""
     model = config.model
     V, D = model.vocab_size, model.hidden_size
     layer = dict(family_of(model.family).specs(model, dtype)["layers"][0])
@@ -66,37 +72,51 @@ def specs(config: MtpConfig, dtype: Any) -> Weights:
         tree["embed"] = ArraySpec((V, D), dtype, ("vocab", "embed"))
     if config.has_head:
         tree["head"] = ArraySpec((V, D), dtype, ("vocab", "embed"))
-    return tree
+    return tree if config.num_modules == 1 else {"modules": [tree] * config.num_modules}
 
 
 def name_table(config: MtpConfig, tensor_names: Collection[str]) -> NameTable:
-    """The module's tensors lie among the target's, which are left unread here."""
+    """The modules' tensors lie among the target's, which are left unread here."""
     del tensor_names
+    table: dict[str, TensorSource] = {}
+    for k in range(config.num_modules):
+        path = f"modules.{k}." if config.num_modules > 1 else ""
+        table |= {path + name: source for name, source in _module_table(config, config.first + k).items()}
+    own = {config.prefix}
+    if config.layout in ("nextn", "mimo"):
+        own = {f"{config.prefix}{config.first + k}." for k in range(config.num_modules)}
+    return NameTable(table, (rf"(?!{'|'.join(re.escape(prefix) for prefix in sorted(own))}).*",))
+
+
+def _module_table(config: MtpConfig, number: int) -> dict[str, TensorSource]:
     layout, model = _LAYOUTS[config.layout], config.model
     plus_one = (_plus_one,) if layout.norms_plus_one else ()
-    own = config.prefix
+
+    def stored(name: str) -> str:
+        return config.prefix + name.format(i=number)
+
     table = {
-        "embed_norm": TensorSource((f"{own}{layout.embed_norm}.weight",), plus_one),
-        "state_norm": TensorSource((f"{own}{layout.state_norm}.weight",), plus_one),
-        "fc": TensorSource((f"{own}{layout.fc}.weight",)),
+        "embed_norm": TensorSource((stored(f"{layout.embed_norm}.weight"),), plus_one),
+        "state_norm": TensorSource((stored(f"{layout.state_norm}.weight"),), plus_one),
+        "fc": TensorSource((stored(f"{layout.fc}.weight"),)),
     }
     if config.fc_bias:
-        table["fc_bias"] = TensorSource((f"{own}{layout.fc}.bias",))
+        table["fc_bias"] = TensorSource((stored(f"{layout.fc}.bias"),))
     if layout.final_norm:
-        table["final_norm"] = TensorSource((f"{own}{layout.final_norm}.weight",), plus_one)
+        table["final_norm"] = TensorSource((stored(f"{layout.final_norm}.weight"),), plus_one)
     if config.has_embed:
-        table["embed"] = TensorSource((f"{own}embed_tokens.weight",))
+        table["embed"] = TensorSource((stored("{i}.embed_tokens.weight"),))
     if config.has_head:
-        table["head"] = TensorSource((f"{own}shared_head.head.weight",))
+        table["head"] = TensorSource((stored("{i}.shared_head.head.weight"),))
     family_layer = f"{model.tensor_prefix}layers.0."
     for path, source in family_of(model.family).name_table(model, "hf").sources.items():
         if path.startswith("layers.0."):
-            stored = tuple(f"{own}{layout.layer}{name.removeprefix(family_layer)}" for name in source.names)
+            names = tuple(stored(layout.layer) + name.removeprefix(family_layer) for name in source.names)
             transforms = plus_one if path.removeprefix("layers.0.") in _NORMS and plus_one else source.transforms
-            table[f"layer.{path.removeprefix('layers.0.')}"] = TensorSource(stored, transforms)
+            table[f"layer.{path.removeprefix('layers.0.')}"] = TensorSource(names, transforms)
     if config.layout == "mtp":
         _split_gate(table, model.num_heads)
-    return NameTable(table, (rf"(?!{re.escape(own)}).*",))
+    return table
 
 
 def _split_gate(table: dict[str, TensorSource], num_heads: int) -> None:
@@ -120,19 +140,24 @@ def _plus_one(weight: np.ndarray) -> np.ndarray:
 
 
 def forward(
-    weights: Weights, config: MtpConfig, tokens: Tokens, features_BTD: jax.Array, pool: jax.Array
+    weights: Weights, config: MtpConfig, tokens: Tokens, features_BTD: jax.Array, pool: jax.Array, module: int = 0
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Norms of embedding and state, the projection of both, the layer, the last norm."""
+    """Norms of embedding and state, the projection of both, the layer, the last norm: of one module, by its weights.
+
+    Module k of several has the pages of layer k; its token_ids are those k + 1 places after the positions.
+    """
     model, layout = config.model, _LAYOUTS[config.layout]
     assert model.rope is not None
     eps = model.norm_eps
     embedded_BTD = rms_norm(embed(weights["embed"], tokens.token_ids_BT), weights["embed_norm"], eps)
     state_BTD = rms_norm(features_BTD, weights["state_norm"], eps)
-    x_BTD = linear(joined(embedded_BTD, state_BTD), weights["fc"], weights.get("fc_bias")).reshape(features_BTD.shape)
+    pair = joined(state_BTD, embedded_BTD) if layout.is_state_first else joined(embedded_BTD, state_BTD)
+    x_BTD = linear(pair, weights["fc"], weights.get("fc_bias")).reshape(features_BTD.shape)
     is_latent = model.mla is not None
     turning = model.mla.rope_head_dim if model.mla is not None else model.head_dim
     rotation = rope_tables(tokens.positions_BT, model.rope, turning)
-    place = Place(tokens=tokens, page_offset=jnp.int32(0), rotation=rotation)
+    page_offset = module * (pool.shape[0] // config.num_modules)
+    place = Place(tokens=tokens, page_offset=jnp.int32(page_offset), rotation=rotation)
     layer = deepseek_v3.latent_layer(model) if is_latent else pre_norm_layer(model, None)
     x_BTD, pool = layer(weights["layer"], x_BTD, pool, place)
     out_BTD = rms_norm(x_BTD, weights["final_norm"], eps) if layout.final_norm else x_BTD
