@@ -59,6 +59,8 @@ def detect(config: Mapping[str, Any], shapes: Shapes) -> Drafter | None:
     model_type, architectures = config.get("model_type"), config.get("architectures")
     if isinstance(model_type, str) and model_type in _BY_MODEL_TYPE:
         return Drafter(_BY_MODEL_TYPE[model_type], f"model_type {model_type!r}")
+    if isinstance(model_type, str) and model_type.endswith("_mtp"):
+        return Drafter("mtp", f"model_type {model_type!r}")
     if "medusa_num_heads" in config:
         return Drafter("medusa", "medusa_num_heads in its config")
     for name in architectures if isinstance(architectures, list) else []:

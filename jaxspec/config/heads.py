@@ -41,6 +41,9 @@ class EagleConfig(_Head):
     logit_scale: float = 1.0
 
 
+MtpLayout = Literal["nextn", "mtp", "ernie", "mimo"]
+
+
 class MtpConfig(_Head):
     """Multi-token-prediction modules inside a target's checkpoint: norms, a projection, one layer of its own kind.
 
@@ -48,7 +51,7 @@ class MtpConfig(_Head):
     """
 
     kind: Literal["mtp"] = "mtp"
-    layout: Literal["nextn", "mtp", "ernie", "mimo"]
+    layout: MtpLayout
     model: ModelConfig  # its layers are those of the modules, one each
     prefix: str  # of the modules' tensors
     first: int = 0  # the number that the first module's tensors bear

@@ -16,6 +16,7 @@ from jaxspec.config.heads import (
     MedusaConfig,
     MlpSpeculatorConfig,
     MtpConfig,
+    MtpLayout,
 )
 from jaxspec.config.hf import model_config_from_hf
 from jaxspec.config.hf_eagle import (
@@ -149,13 +150,15 @@ def _mtp(shapes: Shapes, target: ModelConfig) -> MtpConfig:
     n = target.num_layers
     outer = target.tensor_prefix.removesuffix("model.")
     # layout: (prefix, number of the first module, a tensor that module i has)
-    layouts: dict[Literal["nextn", "mtp", "ernie", "mimo"], tuple[str, int, str]] = {
+    layouts: dict[MtpLayout, tuple[str, int, str]] = {
         "nextn": (f"{target.tensor_prefix}layers.", n, "{i}.eh_proj.weight"),
         "mtp": (f"{outer}mtp.", 0, "layers.{i}.input_layernorm.weight"),
         "ernie": (f"{target.tensor_prefix}mtp_", 0, "linear_proj.{i}.weight"),
         "mimo": (f"{target.tensor_prefix}mtp_layers.", 0, "{i}.input_proj.weight"),
     }
-    found = [layout for layout, (prefix, first, proof) in layouts.items() if prefix + proof.format(i=first) in shapes]
+    found: list[MtpLayout] = [
+        layout for layout, (prefix, first, proof) in layouts.items() if prefix + proof.format(i=first) in shapes
+    ]
     if not found:
         raise ConfigError(
             "method 'mtp' needs a target whose checkpoint holds a multi-token-prediction module, found none of "

@@ -14,6 +14,8 @@ _WITH_DRAFT = tuple(name for name, method in METHODS.items() if method.needs in 
 _LOOKS_UP = tuple(name for name in METHODS if looks_up(name))
 _IN_TARGET = tuple(name for name, method in METHODS.items() if method.needs == "target")
 
+_READS_STREAMS = tuple(name for name in METHODS if drafter_of(name) in ("eagle3", "p_eagle", "dflash", "dspark"))
+
 
 class Key(NamedTuple):
     """status: what becomes of a value that asks for something. neutral: the value that does not, vLLM's default.
@@ -36,6 +38,7 @@ KEYS: dict[str, Key] = {
     "prompt_lookup_max": Key("honoured", methods=_LOOKS_UP),
     "prompt_lookup_min": Key("honoured", methods=_LOOKS_UP),
     "prompt_lookup_match": Key("honoured", "earliest", methods=_LOOKS_UP),  # ours
+    "eagle_aux_hidden_state_layer_ids": Key("honoured", methods=_READS_STREAMS),  # ours
     "exit_layer": Key("honoured", methods=tuple(name for name in METHODS if drafter_of(name) == "self")),  # ours
     "suffix_decoding_max_tree_depth": Key("honoured", 24, methods=("suffix",)),
     "suffix_decoding_max_cached_requests": Key("honoured", 10000, methods=("suffix",)),

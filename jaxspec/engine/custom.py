@@ -23,7 +23,7 @@ def check_custom(speculative: SpeculativeConfig | None, proposer: Any) -> None:
     if is_custom != (proposer is not None or is_named):
         raise ConfigError("method 'custom' and the engine's argument `proposer` go together; give both or neither")
     if proposer is not None:
-        _check(proposer, "the engine's argument `proposer`")
+        _checked(proposer, "the engine's argument `proposer`")
 
 
 def load_custom(resolved: ResolvedConfig) -> Proposer | HostProposer:
@@ -35,18 +35,17 @@ def load_custom(resolved: ResolvedConfig) -> Proposer | HostProposer:
     assert resolved.speculative_config is not None
     name = resolved.speculative_config.model or ""
     found = _find(name)
-    is_proposer = isinstance(found, Proposer) or (hasattr(found, "observe") and not isinstance(found, type))
-    if not is_proposer:
-        if not callable(found):
-            raise ConfigError(f"{name!r} must be a Proposer, a HostProposer or what makes one, got {found!r}")
-        try:
-            found = found(resolved)
-        except Exception as error:
-            raise ConfigError(
-                f"{name!r} raised {type(error).__name__}: {error}; it is called with one argument, the resolved config"
-            ) from error
-    _check(found, repr(name))
-    return found
+    if isinstance(found, Proposer) or (hasattr(found, "observe") and not isinstance(found, type)):
+        return _checked(found, repr(name))
+    if not callable(found):
+        raise ConfigError(f"{name!r} must be a Proposer, a HostProposer or what makes one, got {found!r}")
+    try:
+        made = found(resolved)
+    except Exception as error:
+        raise ConfigError(
+            f"{name!r} raised {type(error).__name__}: {error}; it is called with one argument, the resolved config"
+        ) from error
+    return _checked(made, repr(name))
 
 
 def _find(name: str) -> Any:
@@ -69,8 +68,8 @@ def _find(name: str) -> Any:
         raise ConfigError(f"{name!r}: module {module_name!r} has no {attribute!r}; {remedy}") from error
 
 
-def _check(found: Any, source: str) -> None:
-    """Raises: ConfigError unless it has every member of one of the two protocols."""
+def _checked(found: Any, source: str) -> Proposer | HostProposer:
+    """The same object. Raises: ConfigError unless it has every member of one of the two protocols."""
     members = _ON_DEVICE if isinstance(found, Proposer) else _ON_HOST
     if isinstance(found, type):
         raise ConfigError(f"{source} must be a proposer, got the class {found.__name__!r} itself; give an instance")
@@ -88,3 +87,4 @@ def _check(found: Any, source: str) -> None:
         raise ConfigError(
             f"{source}: num_tokens must be the drafts a row in a round, a whole number, got {num_tokens!r}; set it"
         )
+    return found

@@ -39,9 +39,12 @@ def find_draft(speculative: SpeculativeConfig | None, target: Checkpoint) -> Fou
         return FoundDraft()
     method = speculative.method
     if method is not None and drafter_of(method) == "mtp":
-        config, shapes = describe_checkpoint(target.path)
-        check_mtp(shapes, str(target.path))
-        return FoundDraft(method, None, draft_tokens_of("mtp", config, shapes))
+        # vLLM's configs name the target once more; another copy may hold the modules that this one has lost.
+        path = target.path if speculative.model is None else Path(resolve_model(speculative.model))
+        config, shapes = describe_checkpoint(path)
+        check_mtp(shapes, str(path))
+        is_target = path.resolve() == target.path.resolve()
+        return FoundDraft(method, None if is_target else path, draft_tokens_of("mtp", config, shapes))
     if method is not None and METHODS[method].needs not in ("model", "head"):
         return FoundDraft(method)
     assert speculative.model is not None  # the config saw to it

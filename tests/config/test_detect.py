@@ -33,6 +33,7 @@ Q = "layers.0.self_attn.q_proj.weight"
         ({"model_type": "medusa", "architectures": ["LlamaForCausalLM"]}, {}, "medusa"),
         ({"model_type": "mlp_speculator"}, {}, "mlp_speculator"),
         ({"medusa_num_heads": 2}, {}, "medusa"),
+        ({"model_type": "deepseek_mtp", "architectures": ["DeepSeekMTPModel"]}, {}, "mtp"),
         ({"architectures": ["LlamaForCausalLMEagle3"]}, {}, "eagle3"),
         ({"architectures": ["LlamaForCausalLMEagle"]}, {}, "eagle"),
         ({"architectures": ["Qwen3DSparkModel"]}, {}, "dspark"),

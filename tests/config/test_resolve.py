@@ -122,6 +122,18 @@ def speculative(models=MODELS, **given):
     return resolve(config, CPU, models).speculative_config
 
 
+def test_a_third_of_the_layers_draft_by_themselves():
+    assert speculative(method="self").exit_layer == 10
+    assert speculative(method="ngram+self", exit_layer=30).exit_layer == 30
+    assert speculative(method="ngram").exit_layer is None
+    small = ModelFacts(SMOL.model_copy(update={"num_layers": 1}), 9)
+    assert speculative(small, method="self").exit_layer == 1
+    with pytest.raises(ConfigError, match="exit_layer=31 must not exceed the target's 30 layers"):
+        speculative(method="self", exit_layer=31)
+    with pytest.raises(ConfigError, match="'self' loads no model"):
+        speculative(method="self", model="d")
+
+
 SHORT_DRAFT = ModelFacts(SMOL, 135_000_000, SMOL.model_copy(update={"max_position_embeddings": 64}), 135_000_000)
 
 

@@ -11,6 +11,8 @@ from safetensors.numpy import load_file, save_file
 
 from jaxspec.cache.pages import pool_shape, slots_of
 from jaxspec.config.hf_eagle import eagle_config
+from jaxspec.config.speculative import SpeculativeConfig
+from jaxspec.engine.drafts import find_draft
 from jaxspec.errors import JaxspecError, WeightsError
 from jaxspec.models.base import Tokens
 from jaxspec.models.heads import eagle, medusa, mtp
@@ -19,10 +21,11 @@ from jaxspec.models.heads.load import load_head, open_head, target_ids
 from jaxspec.models.registry import family_of
 from jaxspec.weights.checkpoint import open_checkpoint
 from jaxspec.weights.load import load
+from tests.oracle import head_folders
 from tests.oracle.folders import TINY, write_llama
 from tests.oracle.goldens import assert_close
 from tests.oracle.head_folders import HIDDEN, VOCAB, edit_config, write_eagle, write_medusa
-from tests.oracle.heads import NumpyEagle, NumpyMedusa
+from tests.oracle.heads import NumpyEagle, NumpyMedusa, NumpyMimo
 from tests.oracle.llama import NumpyLlama
 
 NUM_LAYERS, T, PAGE = 5, 9, 4
@@ -285,3 +288,83 @@ def test_ernies_module(tmp_path):
     gate = y @ w["block.0.mlp.gate_proj.weight"].T
     h = h + (gate / (1 + np.exp(-gate)) * (y @ w["block.0.mlp.up_proj.weight"].T)) @ w["block.0.mlp.down_proj.weight"].T
     assert_close(found[0], h)
+
+
+def read_target(folder):
+    """(checkpoint's config, weights, the MTP head's config and weights) of a target with modules."""
+    with open_checkpoint(folder) as checkpoint:
+        family = family_of(checkpoint.config.family)
+        table = family.name_table(checkpoint.config, "hf")
+        weights = load(checkpoint.reader, family.specs(checkpoint.config, np.float32), table)
+        with open_head("mtp", None, checkpoint) as head:
+            return checkpoint.config, weights, head.config, load_head(head, checkpoint.config, weights, jnp.float32)
+
+
+@pytest.mark.parametrize("num_modules", [1, 2])
+def test_mimos_modules(num_modules, tmp_path):
+    """The state before the embedding in the projection, and the target's state before its final norm."""
+    twin = NumpyMimo(NumpyLlama(head_folders.write_mimo(tmp_path, seed=2, num_modules=num_modules)))
+    target, target_weights, config, weights = read_target(tmp_path)
+    assert (config.aux_streams, config.num_modules) == ((target.num_layers,), num_modules)
+    rng = np.random.default_rng(0)
+    ids, state = rng.integers(0, VOCAB, T).tolist(), rng.standard_normal((T, HIDDEN)).astype(np.float32)
+    modules = weights.get("modules", [weights])
+    assert len(modules) == num_modules
+    for k, module in enumerate(modules):
+        forward = functools.partial(mtp.forward, module=k)
+        hidden, fed_back, _ = run(config, module, ids, jnp.asarray(state)[None], forward)
+        assert_close(hidden[0], twin.run(k, state.astype(np.float64), ids))
+        np.testing.assert_array_equal(hidden, fed_back)
+        assert module["embed"] is target_weights["embed"]
+
+
+def test_a_second_module_of_deepseeks_kind_lies_in_the_layer_behind(tmp_path):
+    """It says what the same tensors say as a first and only one; a golden shows that these are read as they should."""
+    name = "glm4-moe-mtp"
+    own = load_file(TINY / name / "model.safetensors")
+    n = json.loads((TINY / name / "config.json").read_text())["num_hidden_layers"]
+    first = {tensor: array for tensor, array in own.items() if tensor.startswith(f"model.layers.{n}.")}
+    other = {tensor: array[..., ::-1].copy() for tensor, array in first.items()}
+    two = shutil.copytree(TINY / name, tmp_path / "two")
+    later = {tensor.replace(f".{n}.", f".{n + 1}."): array for tensor, array in other.items()}
+    save_file(own | later, two / "model.safetensors")
+    edit_config(two, num_nextn_predict_layers=2)
+    one = shutil.copytree(TINY / name, tmp_path / "one")
+    save_file(own | other, one / "model.safetensors")
+    _, _, config_2, weights_2 = read_target(two)
+    _, _, config_1, weights_1 = read_target(one)
+    assert (config_2.num_modules, config_1.num_modules) == (2, 1)
+    D = config_1.model.hidden_size
+    rng = np.random.default_rng(0)
+    ids, state = rng.integers(0, 20, T).tolist(), jnp.asarray(rng.standard_normal((1, T, D)), jnp.float32)
+    found, _, _ = run(config_2, weights_2["modules"][1], ids, state, functools.partial(mtp.forward, module=1))
+    wanted, _, _ = run(config_1, weights_1, ids, state, mtp.forward)
+    np.testing.assert_array_equal(found, wanted)
+    assert np.abs(np.asarray(run(config_2, weights_2["modules"][0], ids, state, mtp.forward)[0] - wanted)).max() > 0.1
+
+
+def test_modules_can_come_from_another_copy_of_the_target(tmp_path):
+    """Quantised copies often leave them out."""
+    name = "glm4-moe-mtp"
+    _, _, _, wanted = read_target(TINY / name)
+    bare = shutil.copytree(TINY / name, tmp_path / "bare")
+    own = load_file(bare / "model.safetensors")
+    n = json.loads((bare / "config.json").read_text())["num_hidden_layers"]
+    save_file(
+        {key: a for key, a in own.items() if not key.startswith(f"model.layers.{n}.")}, bare / "model.safetensors"
+    )
+    with open_checkpoint(bare) as checkpoint:
+        asked = {"method": "mtp", "num_speculative_tokens": 1}
+        with pytest.raises(JaxspecError, match="holds no MTP modules"):
+            find_draft(SpeculativeConfig(**asked), checkpoint)
+        found = find_draft(SpeculativeConfig(**asked, model=str(TINY / name)), checkpoint)
+        assert found.path == TINY / name
+        family = family_of(checkpoint.config.family)
+        table = family.name_table(checkpoint.config, "hf")
+        weights = load(checkpoint.reader, family.specs(checkpoint.config, np.float32), table)
+        with open_head("mtp", found.path, checkpoint) as head:
+            loaded = load_head(head, checkpoint.config, weights, jnp.float32)
+    assert loaded.keys() == wanted.keys()
+    np.testing.assert_array_equal(loaded["fc"], wanted["fc"])
+    with open_checkpoint(TINY / name) as checkpoint:
+        assert find_draft(SpeculativeConfig(**asked, model=str(TINY / name)), checkpoint).path is None
