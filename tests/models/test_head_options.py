@@ -326,7 +326,7 @@ def test_a_second_module_of_deepseeks_kind_lies_in_the_layer_behind(tmp_path):
     first = {tensor: array for tensor, array in own.items() if tensor.startswith(f"model.layers.{n}.")}
     other = {tensor: array[..., ::-1].copy() for tensor, array in first.items()}
     two = shutil.copytree(TINY / name, tmp_path / "two")
-    later = {tensor.replace(f".{n}.", f".{n + 1}."): array for tensor, array in other.items()}
+    later = {tensor.replace(f"layers.{n}.", f"layers.{n + 1}."): array for tensor, array in other.items()}
     save_file(own | later, two / "model.safetensors")
     edit_config(two, num_nextn_predict_layers=2)
     one = shutil.copytree(TINY / name, tmp_path / "one")
