@@ -109,7 +109,7 @@ def build(
             vocabulary is not None,
         )
         # The user's own code may be anything: programs that hold it are traced at every start.
-        is_custom = draft.method == "custom" or logits_processors
+        is_custom = draft.drafter == "custom" or logits_processors
         store = None if is_custom else _executables(resolved, configs)
         weights = {"target": _load(checkpoint, resolved.dtype, resolved.quantization)}
         if draft_checkpoint is not None:
