@@ -8,6 +8,7 @@ from collections.abc import Sequence
 COMMANDS = {
     "serve": ("jaxspec.serve.server", "an OpenAI-compatible server"),
     "verify": ("jaxspec.tools.verify", "proves that speculation changes no answer of a model"),
+    "doctor": ("jaxspec.tools.doctor", "measures a drafter's acceptance, and says why it is poor"),
     "inspect": ("jaxspec.tools.inspect", "says what a checkpoint is, and what jaxspec would do with it"),
     "convert": ("jaxspec.tools.convert", "writes a checkpoint anew, as safetensors or Orbax"),
     "bench": ("jaxspec.bench.__main__", "benchmarks: speculation against plain decoding"),

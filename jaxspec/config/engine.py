@@ -99,4 +99,7 @@ class ServerConfig(StrictConfig):
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     api_key: str | None = Field(None, min_length=1, description="bearer token that /v1 requests must bring")
     max_body_bytes: int = Field(4 * 2**20, ge=1024, description="largest request body, in bytes; beyond it HTTP 413")
+    startup_probe_tokens: int = Field(
+        24, ge=0, description="tokens of three short answers by which the drafter is judged, for the log; 0: no probe"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="how much is logged")

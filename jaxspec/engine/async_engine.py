@@ -13,6 +13,7 @@ from jaxspec.config.resolve import ResolvedConfig
 from jaxspec.engine.build import build
 from jaxspec.engine.core import EngineCore
 from jaxspec.engine.outputs import RequestOutput
+from jaxspec.engine.probe import probe_at_start
 from jaxspec.engine.request import Prompt
 from jaxspec.errors import EngineDeadError
 from jaxspec.metrics.acceptance import log_line
@@ -61,11 +62,14 @@ class AsyncEngine:
         *,
         proposer: Proposer | HostProposer | None = None,
         logits_processors: Sequence[LogitsProcessor] = (),
+        startup_probe_tokens: int = 0,
     ):
-        """config: as the user gave it; proposer, logits_processors: as `Engine`'s."""
+        """config: as the user gave it; proposer, logits_processors: as `Engine`'s; startup_probe_tokens: tokens an
+        answer by which the drafter is judged before the engine is ready, 0: not at all."""
         self._config = config
         self._proposer = proposer
         self._logits_processors = tuple(logits_processors)
+        self._startup_probe_tokens = startup_probe_tokens
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         self._asking = threading.Lock()  # so that no command enters the queue once the thread has stopped
         self._clients: dict[str, _Client] = {}  # touched by the engine's thread alone
@@ -177,6 +181,8 @@ class AsyncEngine:
             core = EngineCore(
                 build(self._config, custom_proposer=self._proposer, logits_processors=self._logits_processors)
             )
+            if self._startup_probe_tokens:
+                probe_at_start(core, self._startup_probe_tokens)
             self._core = core
             self._ready.set()
             logger.info("ready")

@@ -69,7 +69,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 def serve(engine_config: EngineConfig, server_config: ServerConfig, listening: socket.socket) -> int:
     """Run the server on a bound socket until a signal stops it or the engine fails to start."""
-    engine = AsyncEngine(engine_config)
+    engine = AsyncEngine(engine_config, startup_probe_tokens=server_config.startup_probe_tokens)
     failures: list[BaseException] = []
 
     async def watch_start() -> None:

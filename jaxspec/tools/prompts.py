@@ -1,17 +1,29 @@
-"""Host. The prompts that `verify` asks: JSON lines, or the few that ship."""
+"""Host. The prompts that `verify` and `doctor` ask: JSON lines, or the few that ship."""
 
 import importlib.resources
 import json
 from pathlib import Path
 from typing import Any
 
+from jaxspec.config.engine import EngineConfig
 from jaxspec.errors import ConfigError
-from jaxspec.text.tokenizer import Tokenizer
+from jaxspec.text.tokenizer import Tokenizer, load_tokenizer
+from jaxspec.weights.aliases import resolve_model
 
 
 def default_prompts_path() -> Path:
     """Short prompts that ship; their answers repeat themselves in part, so that n-grams have something to guess."""
     return Path(str(importlib.resources.files("jaxspec.tools") / "data" / "verify.jsonl"))
+
+
+def tokenizer_of(config: EngineConfig) -> Tokenizer | None:
+    """The model's, if it has one; the engine's own log says why it has none."""
+    if config.tokenizer is not None:
+        return load_tokenizer(resolve_model(config.tokenizer))
+    try:
+        return load_tokenizer(resolve_model(config.model))
+    except ConfigError:
+        return None
 
 
 def read_prompts(path: Path, tokenizer: Tokenizer | None, most: int | None = None) -> list[list[int]]:

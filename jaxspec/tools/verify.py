@@ -19,10 +19,8 @@ from jaxspec.engine.build import build
 from jaxspec.engine.core import EngineCore
 from jaxspec.errors import ConfigError, JaxspecError
 from jaxspec.sampling.params import SamplingParams
-from jaxspec.text.tokenizer import Tokenizer, load_tokenizer
 from jaxspec.tools.checks import PROVED_BY_DISTRIBUTION, rule_of, verify
-from jaxspec.tools.prompts import default_prompts_path, read_prompts
-from jaxspec.weights.aliases import resolve_model
+from jaxspec.tools.prompts import default_prompts_path, read_prompts, tokenizer_of
 
 DEFAULTS = {"temperature": 0.0, "max_tokens": 64}
 # Where a distribution is tested, many short answers tell more than few long ones.
@@ -74,7 +72,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     params = SamplingParams(**(DEFAULTS | given))
     if args.num_prompts is not None and args.num_prompts < 1:
         raise ConfigError(f"--num-prompts must be at least 1, got {args.num_prompts}")
-    prompts = read_prompts(args.prompts or default_prompts_path(), _tokenizer(config), args.num_prompts)
+    prompts = read_prompts(args.prompts or default_prompts_path(), tokenizer_of(config), args.num_prompts)
     if config.max_model_len is None and params.max_tokens is not None:
         # No more cache than the proof needs.
         most = max(len(prompt) for prompt in prompts) + params.max_tokens
@@ -121,16 +119,6 @@ def _given_sampling(args: argparse.Namespace) -> dict[str, Any]:
     if isinstance(bias := given.get("logit_bias"), dict):  # JSON knows no integer keys
         given["logit_bias"] = {int(key) if key.isdecimal() else key: value for key, value in bias.items()}
     return given
-
-
-def _tokenizer(config: EngineConfig) -> Tokenizer | None:
-    """The model's, if it has one; the engine's own log says why it has none."""
-    if config.tokenizer is not None:
-        return load_tokenizer(resolve_model(config.tokenizer))
-    try:
-        return load_tokenizer(resolve_model(config.model))
-    except ConfigError:
-        return None
 
 
 def print_table(report: Mapping[str, Any]) -> None:

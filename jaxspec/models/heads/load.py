@@ -20,7 +20,7 @@ from jaxspec.errors import WeightsError
 from jaxspec.models.base import Weights
 from jaxspec.models.heads import dflash, eagle, medusa, mlp_speculator, mtp
 from jaxspec.weights.checkpoint import Checkpoint, open_tensors
-from jaxspec.weights.load import load
+from jaxspec.weights.load import check, load
 from jaxspec.weights.names import NameTable
 from jaxspec.weights.reader import Reader
 from jaxspec.weights.torch_zip import read_torch_value
@@ -102,6 +102,15 @@ def _mask_embedding(folder: Path, config: HeadConfig) -> np.ndarray | None:
         raise WeightsError(f"{path} must hold one vector of {size} numbers, as 'embedding' or alone, got {shape}")
     logger.info("draft head: mask token %d: embedding from %s", config.mask_token_id, _MASK_FILE)
     return value.reshape(size)
+
+
+def unread_tensors(head: HeadCheckpoint) -> list[str]:
+    """What of a drafter's files would stay unread; nothing is loaded.
+
+    Raises:
+      WeightsError: tensors are missing, left over or misshaped.
+    """
+    return check(head.reader, specs_of(head.config, jnp.float32), _name_table(head.config, head.reader.tensors))
 
 
 def load_head(head: HeadCheckpoint, target: ModelConfig, target_weights: Weights, dtype: Any) -> Weights:

@@ -1,0 +1,253 @@
+"""Device. `jaxspec doctor`: what is wrong with how a drafter was loaded is named, and what is not is left alone."""
+
+import functools
+import json
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from jaxspec.config.engine import EngineConfig
+from jaxspec.engine import build
+from jaxspec.step import programs
+from jaxspec.tools import doctor, replay
+from jaxspec.tools.diagnosis import verdict_of
+from jaxspec.tools.suspects import usual_suspects
+from tests.lossless.engines import QUICK_COMPILE, _compile_quickly
+from tests.oracle import knowing
+from tests.oracle.folders import write_folder, write_llama
+from tests.oracle.head_folders import edit_config, write_eagle
+from tests.oracle.heads import NumpyEagle
+from tests.oracle.knowing import SIZE
+from tests.oracle.llama import NumpyLlama, continuation
+
+K, NUM_TOKENS = 2, 34
+SMALL = {
+    "dtype": "float32", "max_model_len": 64, "max_num_seqs": 2, "max_num_batched_tokens": 16, "block_size": 8,
+    "compilation_cache_dir": None, "gpu_memory_utilization": 0.2, "enable_structured_outputs": False,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    return knowing.write_target(tmp_path_factory.mktemp("doctor") / "target")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quickly():
+    """Replays compiled without XLA's optimizations."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_see", "_replay"):
+            function = getattr(replay, name).__wrapped__
+            again = jax.jit(function, static_argnums=(0, 1), compiler_options=QUICK_COMPILE)
+            patch.setattr(replay, name, again)
+        yield
+
+
+def tried(model, speculative_config, texts, only=None):
+    """(acceptance as loaded, suspects) over texts that are known; no engine is compiled.
+
+    only: suspects to try, where all of them would take the time that other cases have spent already.
+    """
+
+    def some_suspects(*args):
+        return [suspect for suspect in usual_suspects(*args) if only is None or suspect.name in only]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(doctor, "usual_suspects", some_suspects)
+        patch.setattr(build, "Programs", lambda *args, **more: SimpleNamespace(plan=[], compile_seconds=0.0))
+        patch.setattr(build, "_log_plan", lambda *args: None)
+        config = EngineConfig(model=str(model), speculative_config=speculative_config, **SMALL)
+        _, drafter = doctor.describe_pair(config)
+        return doctor.try_suspects(build.build(config), drafter, texts)
+
+
+def texts_of(starts=(3, 20)):
+    whole = [knowing.text(start, 4 + NUM_TOKENS) for start in starts]
+    return [(text[:4], text[4:]) for text in whole]
+
+
+def scrambled(rows):
+    return rows[np.random.default_rng(5).permutation(len(rows))]
+
+
+def halves_exchanged(fc):
+    return np.concatenate(np.split(fc, 2, axis=1)[::-1], axis=1)
+
+
+def changed(made, tensors=(), **config):
+    """A config and tensors with some put in the place of others; a function is applied to what was there."""
+    values, weights = made
+    new = {name: change(weights[name]) if callable(change) else change for name, change in dict(tensors).items()}
+    return values | config, weights | new
+
+
+Q, K_ROWS = (f"midlayer.self_attn.{part}_proj.weight" for part in "qk")
+eagle3, before = knowing.eagle3, functools.partial(knowing.eagle3, "before")
+# What is wrong: (config and tensors of the head, more of speculative_config, who is to be named).
+WRONG = {
+    "eagle: the order in fc": (
+        lambda: changed(knowing.eagle(), {"fc.weight": halves_exchanged}), {}, "order of embedding and state"),
+    "eagle: a strange embedding": (
+        lambda: changed(knowing.eagle("token"), {"embed_tokens.weight": scrambled}), {}, "embedding of the target"),
+    "eagle3: layers one too high": (
+        lambda: changed(eagle3(), eagle_aux_hidden_state_layer_ids=[3, 4, 5]), {}, "target layers one earlier"),
+    "eagle3: layers one too low": (
+        eagle3, {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}, "target layers one later"),
+    "eagle3: norm_before_residual": (
+        lambda: changed(eagle3(), norm_before_residual=True), {}, "norm_before_residual"),
+    "eagle3: norm_output": (lambda: changed(eagle3(), norm_output=True), {}, "norm_output"),
+    "eagle3: rope theta": (lambda: changed(before(), rope_theta=500000.0), {}, "rope of the target"),
+    "eagle3: rows in pairs": (
+        lambda: changed(before(), {Q: knowing.in_pairs, K_ROWS: knowing.in_pairs}), {}, "interleaved rotation"),
+    "eagle3: a strange embedding": (
+        lambda: changed(before(), {"embed_tokens.weight": scrambled}), {}, "embedding of the target"),
+    "medusa: heads from the next token on": (
+        lambda: changed(knowing.medusa(), {
+            f"{i}.1.weight": knowing.move(knowing.FINAL, knowing.power(knowing.NEXT, i + 1)) for i in range(3)
+        }), {}, "heads one earlier"),
+    "mlp_speculator: scale_input": (
+        lambda: changed(knowing.mlp_speculator(), scale_input=True), {}, "scale_input"),
+    "dflash: streams for layers": (
+        lambda: changed(knowing.dflash(), dflash_config={"mask_token_id": knowing.MASK, "target_layer_ids": [2, 3]}),
+        {"num_speculative_tokens": 1}, "target layers one earlier"),
+    "dflash: rope theta": (
+        lambda: changed(knowing.dflash(), rope_theta=1e6), {"num_speculative_tokens": 1}, "rope of the target"),
+}  # fmt: skip
+
+
+# Those of which every suspect is tried: none but the right one may be called as good.
+WHOLE = ("eagle: the order in fc", "eagle3: layers one too high", "dflash: streams for layers")
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_named(name, target, tmp_path):
+    make, more, named = WRONG[name]
+    write_folder(tmp_path / "head", *make())
+    config = {"model": str(tmp_path / "head"), "num_speculative_tokens": K} | more
+    only = None if name in WHOLE else (named, "target layers in reverse")
+    acceptance, (best, *others) = tried(target, config, texts_of(), only)
+    assert (best["name"], best["is_clear"]) == (named, True)
+    assert best["setting"]
+    assert min(best["acceptance_per_position"]) > 0.9
+    assert min(acceptance.acceptance_per_position) < 0.3
+    assert best["mean_acceptance_length"] > acceptance.mean_acceptance_length + 0.5
+    assert not any(other["is_clear"] for other in others)
+    assert others or only
+
+
+def test_a_module_with_its_halves_exchanged_is_named(tmp_path):
+    fc = halves_exchanged(knowing.mtp()["fc.weight"])
+    model = knowing.write_target(tmp_path / "target", with_mtp=True, **{"fc.weight": fc})
+    acceptance, (best, *_) = tried(model, {"method": "mtp", "num_speculative_tokens": K}, texts_of())
+    assert (best["name"], best["is_clear"]) == ("order of embedding and state", True)
+    assert verdict_of("mtp", acceptance) == "useless"
+
+
+def test_a_draft_model_with_another_rotation_is_named(tmp_path):
+    """The target itself, but for its base; on texts of a random model, so that nothing is all or nothing."""
+    model = write_llama(tmp_path / "target", seed=4, spread=0.6)
+    draft = edit_config(write_llama(tmp_path / "draft", seed=4, spread=0.6), rope_theta=30.0)
+    oracle, rng = NumpyLlama(model), np.random.default_rng(1)
+    prompts = [rng.integers(0, 32, 12).tolist() for _ in range(2)]
+    texts = [(prompt, continuation(oracle, prompt, 44).token_ids) for prompt in prompts]
+    config = {"model": str(draft), "num_speculative_tokens": K}
+    acceptance, (best, *others) = tried(model, config, texts)
+    assert (best["name"], best["is_clear"]) == ("rope of the target", True)
+    assert min(best["acceptance_per_position"]) == 1.0
+    assert 0 < acceptance.acceptance_per_position[0] < 1
+    assert not any(other["is_clear"] for other in others)
+
+
+def test_a_head_that_is_right_has_nothing_named(target, tmp_path):
+    write_folder(tmp_path / "head", *eagle3())
+    acceptance, suspects = tried(target, {"model": str(tmp_path / "head"), "num_speculative_tokens": K}, texts_of())
+    assert min(acceptance.acceptance_per_position) == 1.0
+    assert len(suspects) > 4
+    assert not any(suspect["is_clear"] for suspect in suspects)
+
+
+def test_what_no_reading_explains_is_useless_and_nothing_is_named(target, tmp_path):
+    """A map that gives each draft id another's token."""
+    offsets = np.roll(np.arange(SIZE), 1) - np.arange(SIZE)
+    write_folder(tmp_path / "head", *changed(eagle3(), {"d2t": offsets}))
+    config = {"model": str(tmp_path / "head"), "num_speculative_tokens": K}
+    acceptance, suspects = tried(target, config, texts_of(), ("target layers one earlier", "norm_output"))
+    assert len(suspects) == 2
+    assert not any(suspect["is_clear"] for suspect in suspects)
+    assert verdict_of("eagle3", acceptance) == "useless"
+
+
+def test_a_replay_keeps_what_a_naive_computation_keeps(tmp_path):
+    """At every position, prompts of many lengths, one of them of one token."""
+    model = write_llama(tmp_path / "target", seed=4)
+    head = write_eagle(tmp_path / "head", "eagle3", seed=3, draft_vocab_size=20, is_speculators=True,
+                       stored=("embed_tokens", "t2d"))  # fmt: skip
+    oracle, naive = NumpyLlama(model), NumpyEagle(head, NumpyLlama(model), "eagle3")
+    texts = [(prompt, continuation(oracle, prompt, 16).token_ids) for prompt in ([7], list(range(11)))]
+    acceptance, _ = tried(model, {"model": str(head), "num_speculative_tokens": K}, texts, ("norm_output",))
+    histogram = [0] * (K + 1)
+    for prompt, answer in texts:
+        # Of an answer's end nobody knows what would follow: the last rounds do not count.
+        whole, at = prompt + answer, len(prompt)
+        while at < len(whole) - K:
+            drafts = naive.drafts(whole[:at], K)
+            right = [draft == token for draft, token in zip(drafts, whole[at:], strict=False)]
+            kept = [*right, False].index(False)
+            histogram[kept] += bool(drafts)
+            at += kept + 1
+    assert acceptance.histogram == histogram
+    assert 0 < sum(histogram[1:]) < sum(histogram)
+
+
+def test_the_command(target, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(build, "geometric_buckets", lambda smallest, largest, factor: (largest,))
+    monkeypatch.setattr(programs, "_compile", _compile_quickly)
+    write_folder(tmp_path / "head", *changed(eagle3(), eagle_aux_hidden_state_layer_ids=[3, 4, 5]))
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt_token_ids": text}) + "\n" for text, _ in texts_of((3, 20, 9))))
+    words = {"prompts": prompts, "num-prompts": 2, "max-tokens": 24, "max-model-len": 64, "block-size": 8,
+             "max-num-batched-tokens": 16, "compilation-cache-dir": "null", "gpu-memory-utilization": 0.2}  # fmt: skip
+    config = {"model": str(tmp_path / "head"), "num_speculative_tokens": K}
+    flags = [word for name, value in words.items() for word in (f"--{name}", str(value))]
+    monkeypatch.setattr(doctor, "usual_suspects", lambda *args: list(usual_suspects(*args))[:1])
+    assert doctor.main([str(target), "--speculative-config", json.dumps(config), "--json", *flags]) == 1
+    *lines, last = capsys.readouterr().out.splitlines()
+    report, told = json.loads(last), "\n".join(lines)
+    assert (report["method"], report["verdict"], report["num_prompts"]) == ("eagle3", "useless", 2)
+    assert report["better"] == '"eagle_aux_hidden_state_layer_ids": [2, 3, 4] in speculative_config'
+    assert report["shared"] == {"embedding": "the target's", "vocabulary head": "its own"}
+    assert report["skipped"] == ["t2d"]
+    assert max(report["acceptance"]["acceptance_per_position"]) < 0.1
+    for said in (
+        "method 'eagle3' (tensor 'd2t')", "shared     embedding: the target's", "mapped     32 draft tokens",
+        "skipped    t2d", "streams: (3, 4, 5)", "useless: hardly a draft", "BETTER     target layers one earlier",
+"of the drafts, by position (usual for the first: 0.50 to 0.98)",
+        f"  set      {report['better']}",
+    ):  # fmt: skip
+        assert said in told
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "there is no drafter to examine"),
+        (["--num-prompts", "0"], "--num-prompts must be at least 1, got 0"),
+        (["--promts", "x"], "did you mean ['--prompts'"),
+        (["--prompts", "nowhere.jsonl"], "cannot read prompts from nowhere.jsonl"),
+    ],
+)
+def test_what_cannot_be_examined_exits_2_and_says_why(words, says, target, capsys):
+    config = [] if not words else ["--speculative-config", json.dumps({"method": "ngram", "num_speculative_tokens": 2})]
+    assert doctor.main([str(target), *config, *words]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_drafter_that_does_not_load_is_refused_by_name(target, tmp_path, capsys):
+    write_folder(tmp_path / "head", *changed(eagle3(), {"fc.weight": np.zeros((SIZE, SIZE), np.float32)}))
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt_token_ids": [1, 2]}))
+    config = json.dumps({"model": str(tmp_path / "head"), "num_speculative_tokens": K})
+    assert doctor.main([str(target), "--speculative-config", config, "--prompts", str(prompts)]) == 2
+    assert "fc.weight [32, 32]" in capsys.readouterr().err
