@@ -1,14 +1,11 @@
 """Device. `jaxspec doctor`: what is wrong with how a drafter was loaded is named, and what is not is left alone."""
 
-import functools
 import json
-from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
-from jaxspec.config.engine import EngineConfig
 from jaxspec.engine import build
 from jaxspec.step import programs
 from jaxspec.tools import doctor, replay
@@ -16,17 +13,13 @@ from jaxspec.tools.diagnosis import verdict_of
 from jaxspec.tools.suspects import usual_suspects
 from tests.lossless.engines import QUICK_COMPILE, _compile_quickly
 from tests.oracle import knowing
-from tests.oracle.folders import write_folder, write_llama
+from tests.oracle.folders import write_llama
 from tests.oracle.head_folders import edit_config, write_eagle
 from tests.oracle.heads import NumpyEagle
-from tests.oracle.knowing import SIZE
 from tests.oracle.llama import NumpyLlama, continuation
+from tests.tools.mutations import EAGLE3, K, Mutation, cases, load_pair, write_pair
 
-K, NUM_TOKENS = 2, 34
-SMALL = {
-    "dtype": "float32", "max_model_len": 64, "max_num_seqs": 2, "max_num_batched_tokens": 16, "block_size": 8,
-    "compilation_cache_dir": None, "gpu_memory_utilization": 0.2, "enable_structured_outputs": False,
-}  # fmt: skip
+NUM_TOKENS = 34
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +38,11 @@ def quickly():
         yield
 
 
-def tried(model, speculative_config, texts, only=None):
+def tried(pair, texts, only=None):
     """(acceptance as loaded, suspects) over texts that are known; no engine is compiled.
 
-    only: suspects to try, where all of them would take the time that other cases have spent already.
+    pair: the target's folder and the speculative_config; only: suspects to try, where all of them would take the time
+    that other cases have spent already.
     """
 
     def some_suspects(*args):
@@ -56,11 +50,10 @@ def tried(model, speculative_config, texts, only=None):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(doctor, "usual_suspects", some_suspects)
-        patch.setattr(build, "Programs", lambda *args, **more: SimpleNamespace(plan=[], compile_seconds=0.0))
-        patch.setattr(build, "_log_plan", lambda *args: None)
-        config = EngineConfig(model=str(model), speculative_config=speculative_config, **SMALL)
+        config, parts = load_pair(*pair)
         _, drafter = doctor.describe_pair(config)
-        return doctor.try_suspects(build.build(config), drafter, texts)
+        assert drafter is not None
+        return doctor.try_suspects(parts, drafter, texts)
 
 
 def texts_of(starts=(3, 20)):
@@ -68,67 +61,15 @@ def texts_of(starts=(3, 20)):
     return [(text[:4], text[4:]) for text in whole]
 
 
-def scrambled(rows):
-    return rows[np.random.default_rng(5).permutation(len(rows))]
-
-
-def halves_exchanged(fc):
-    return np.concatenate(np.split(fc, 2, axis=1)[::-1], axis=1)
-
-
-def changed(made, tensors=(), **config):
-    """A config and tensors with some put in the place of others; a function is applied to what was there."""
-    values, weights = made
-    new = {name: change(weights[name]) if callable(change) else change for name, change in dict(tensors).items()}
-    return values | config, weights | new
-
-
-Q, K_ROWS = (f"midlayer.self_attn.{part}_proj.weight" for part in "qk")
-eagle3, before = knowing.eagle3, functools.partial(knowing.eagle3, "before")
-# What is wrong: (config and tensors of the head, more of speculative_config, who is to be named).
-WRONG = {
-    "eagle: the order in fc": (
-        lambda: changed(knowing.eagle(), {"fc.weight": halves_exchanged}), {}, "order of embedding and state"),
-    "eagle: a strange embedding": (
-        lambda: changed(knowing.eagle("token"), {"embed_tokens.weight": scrambled}), {}, "embedding of the target"),
-    "eagle3: layers one too high": (
-        lambda: changed(eagle3(), eagle_aux_hidden_state_layer_ids=[3, 4, 5]), {}, "target layers one earlier"),
-    "eagle3: layers one too low": (
-        eagle3, {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}, "target layers one later"),
-    "eagle3: norm_before_residual": (
-        lambda: changed(eagle3(), norm_before_residual=True), {}, "norm_before_residual"),
-    "eagle3: norm_output": (lambda: changed(eagle3(), norm_output=True), {}, "norm_output"),
-    "eagle3: rope theta": (lambda: changed(before(), rope_theta=500000.0), {}, "rope of the target"),
-    "eagle3: rows in pairs": (
-        lambda: changed(before(), {Q: knowing.in_pairs, K_ROWS: knowing.in_pairs}), {}, "interleaved rotation"),
-    "eagle3: a strange embedding": (
-        lambda: changed(before(), {"embed_tokens.weight": scrambled}), {}, "embedding of the target"),
-    "medusa: heads from the next token on": (
-        lambda: changed(knowing.medusa(), {
-            f"{i}.1.weight": knowing.move(knowing.FINAL, knowing.power(knowing.NEXT, i + 1)) for i in range(3)
-        }), {}, "heads one earlier"),
-    "mlp_speculator: scale_input": (
-        lambda: changed(knowing.mlp_speculator(), scale_input=True), {}, "scale_input"),
-    "dflash: streams for layers": (
-        lambda: changed(knowing.dflash(), dflash_config={"mask_token_id": knowing.MASK, "target_layer_ids": [2, 3]}),
-        {"num_speculative_tokens": 1}, "target layers one earlier"),
-    "dflash: rope theta": (
-        lambda: changed(knowing.dflash(), rope_theta=1e6), {"num_speculative_tokens": 1}, "rope of the target"),
-}  # fmt: skip
-
-
 # Those of which every suspect is tried: none but the right one may be called as good.
-WHOLE = ("eagle: the order in fc", "eagle3: layers one too high", "dflash: streams for layers")
+WHOLE = ("order of embedding and state", "target layers one earlier")
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_named(name, target, tmp_path):
-    make, more, named = WRONG[name]
-    write_folder(tmp_path / "head", *make())
-    config = {"model": str(tmp_path / "head"), "num_speculative_tokens": K} | more
-    only = None if name in WHOLE else (named, "target layers in reverse")
-    acceptance, (best, *others) = tried(target, config, texts_of(), only)
-    assert (best["name"], best["is_clear"]) == (named, True)
+@pytest.mark.parametrize(("method", "mutation"), cases(lambda mutation: mutation.named))
+def test_what_is_wrong_is_named(method, mutation, target, tmp_path):
+    only = None if mutation.named in WHOLE else (mutation.named, "target layers in reverse")
+    acceptance, (best, *others) = tried(write_pair(tmp_path, method, mutation, target), texts_of(), only)
+    assert (best["name"], best["is_clear"]) == (mutation.named, True)
     assert best["setting"]
     assert min(best["acceptance_per_position"]) > 0.9
     assert min(acceptance.acceptance_per_position) < 0.3
@@ -137,12 +78,13 @@ def test_what_is_wrong_is_named(name, target, tmp_path):
     assert others or only
 
 
-def test_a_module_with_its_halves_exchanged_is_named(tmp_path):
-    fc = halves_exchanged(knowing.mtp()["fc.weight"])
-    model = knowing.write_target(tmp_path / "target", with_mtp=True, **{"fc.weight": fc})
-    acceptance, (best, *_) = tried(model, {"method": "mtp", "num_speculative_tokens": K}, texts_of())
-    assert (best["name"], best["is_clear"]) == ("order of embedding and state", True)
-    assert verdict_of("mtp", acceptance) == "useless"
+@pytest.mark.parametrize(("method", "mutation"), cases(lambda mutation: mutation.useless))
+def test_what_no_reading_explains_is_useless_and_nothing_is_named(method, mutation, target, tmp_path):
+    pair = write_pair(tmp_path, method, mutation, target)
+    acceptance, suspects = tried(pair, texts_of(), ("target layers one earlier", "norm_output"))
+    assert len(suspects) == 2
+    assert not any(suspect["is_clear"] for suspect in suspects)
+    assert verdict_of(method, acceptance) == "useless"
 
 
 def test_a_draft_model_with_another_rotation_is_named(tmp_path):
@@ -153,7 +95,7 @@ def test_a_draft_model_with_another_rotation_is_named(tmp_path):
     prompts = [rng.integers(0, 32, 12).tolist() for _ in range(2)]
     texts = [(prompt, continuation(oracle, prompt, 44).token_ids) for prompt in prompts]
     config = {"model": str(draft), "num_speculative_tokens": K}
-    acceptance, (best, *others) = tried(model, config, texts)
+    acceptance, (best, *others) = tried((model, config), texts)
     assert (best["name"], best["is_clear"]) == ("rope of the target", True)
     assert min(best["acceptance_per_position"]) == 1.0
     assert 0 < acceptance.acceptance_per_position[0] < 1
@@ -161,22 +103,10 @@ def test_a_draft_model_with_another_rotation_is_named(tmp_path):
 
 
 def test_a_head_that_is_right_has_nothing_named(target, tmp_path):
-    write_folder(tmp_path / "head", *eagle3())
-    acceptance, suspects = tried(target, {"model": str(tmp_path / "head"), "num_speculative_tokens": K}, texts_of())
+    acceptance, suspects = tried(write_pair(tmp_path, "eagle3", Mutation(), target), texts_of())
     assert min(acceptance.acceptance_per_position) == 1.0
     assert len(suspects) > 4
     assert not any(suspect["is_clear"] for suspect in suspects)
-
-
-def test_what_no_reading_explains_is_useless_and_nothing_is_named(target, tmp_path):
-    """A map that gives each draft id another's token."""
-    offsets = np.roll(np.arange(SIZE), 1) - np.arange(SIZE)
-    write_folder(tmp_path / "head", *changed(eagle3(), {"d2t": offsets}))
-    config = {"model": str(tmp_path / "head"), "num_speculative_tokens": K}
-    acceptance, suspects = tried(target, config, texts_of(), ("target layers one earlier", "norm_output"))
-    assert len(suspects) == 2
-    assert not any(suspect["is_clear"] for suspect in suspects)
-    assert verdict_of("eagle3", acceptance) == "useless"
 
 
 def test_a_replay_keeps_what_a_naive_computation_keeps(tmp_path):
@@ -186,7 +116,7 @@ def test_a_replay_keeps_what_a_naive_computation_keeps(tmp_path):
                        stored=("embed_tokens", "t2d"))  # fmt: skip
     oracle, naive = NumpyLlama(model), NumpyEagle(head, NumpyLlama(model), "eagle3")
     texts = [(prompt, continuation(oracle, prompt, 16).token_ids) for prompt in ([7], list(range(11)))]
-    acceptance, _ = tried(model, {"model": str(head), "num_speculative_tokens": K}, texts, ("norm_output",))
+    acceptance, _ = tried((model, {"model": str(head), "num_speculative_tokens": K}), texts, ("norm_output",))
     histogram = [0] * (K + 1)
     for prompt, answer in texts:
         # Of an answer's end nobody knows what would follow: the last rounds do not count.
@@ -204,12 +134,11 @@ def test_a_replay_keeps_what_a_naive_computation_keeps(tmp_path):
 def test_the_command(target, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(build, "geometric_buckets", lambda smallest, largest, factor: (largest,))
     monkeypatch.setattr(programs, "_compile", _compile_quickly)
-    write_folder(tmp_path / "head", *changed(eagle3(), eagle_aux_hidden_state_layer_ids=[3, 4, 5]))
+    _, config = write_pair(tmp_path, "eagle3", EAGLE3["layers one too high"], target)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt_token_ids": text}) + "\n" for text, _ in texts_of((3, 20, 9))))
     words = {"prompts": prompts, "num-prompts": 2, "max-tokens": 24, "max-model-len": 64, "block-size": 8,
              "max-num-batched-tokens": 16, "compilation-cache-dir": "null", "gpu-memory-utilization": 0.2}  # fmt: skip
-    config = {"model": str(tmp_path / "head"), "num_speculative_tokens": K}
     flags = [word for name, value in words.items() for word in (f"--{name}", str(value))]
     monkeypatch.setattr(doctor, "usual_suspects", lambda *args: list(usual_suspects(*args))[:1])
     assert doctor.main([str(target), "--speculative-config", json.dumps(config), "--json", *flags]) == 1
@@ -245,9 +174,8 @@ def test_what_cannot_be_examined_exits_2_and_says_why(words, says, target, capsy
 
 
 def test_a_drafter_that_does_not_load_is_refused_by_name(target, tmp_path, capsys):
-    write_folder(tmp_path / "head", *changed(eagle3(), {"fc.weight": np.zeros((SIZE, SIZE), np.float32)}))
+    _, config = write_pair(tmp_path, "eagle3", EAGLE3["wrong fc width"], target)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps({"prompt_token_ids": [1, 2]}))
-    config = json.dumps({"model": str(tmp_path / "head"), "num_speculative_tokens": K})
-    assert doctor.main([str(target), "--speculative-config", config, "--prompts", str(prompts)]) == 2
-    assert "fc.weight [32, 32]" in capsys.readouterr().err
+    assert doctor.main([str(target), "--speculative-config", json.dumps(config), "--prompts", str(prompts)]) == 2
+    assert "fc.weight [32, 48]" in capsys.readouterr().err
