@@ -250,12 +250,7 @@ def _dflash(
     if any(window is not None and not causal
            for window, causal in zip(model.sliding_window_layers, is_causal, strict=True)):  # fmt: skip
         raise ConfigError("sliding layers that look ahead inside the block are not supported; take a head without them")
-    mask_token_id = fields.integer("mask_token_id", nested.optional_integer("mask_token_id", minimum=0), minimum=0)
-    if mask_token_id >= model.vocab_size:
-        raise ConfigError(
-            f"mask_token_id={mask_token_id} must be a token of the vocabulary of {model.vocab_size}; correct the draft "
-            "head's config.json"
-        )
+    mask_token_id = nested.optional_integer("mask_token_id", minimum=0)
     draft_vocab_size = fields.integer("draft_vocab_size", model.vocab_size)
     id_map = next((key for key in ("d2t",) if key in known), None)
     check_vocabulary(model, target, draft_vocab_size, "lm_head.weight" in known, id_map)
@@ -264,7 +259,7 @@ def _dflash(
         target_hidden_size=target.hidden_size,
         aux_streams=streams,
         block_size=fields.integer("block_size", minimum=2),
-        mask_token_id=mask_token_id,
+        mask_token_id=fields.integer("mask_token_id", mask_token_id, minimum=0),
         draft_vocab_size=draft_vocab_size,
         is_causal=is_causal,
         value_scale=nested.positive("attention_value_scale", 1.0),

@@ -65,6 +65,9 @@ def probe_at_start(core: EngineCore, max_tokens: int) -> None:
     if METHODS[speculative.method].is_on_host or core.parts.host_proposer is not None:
         logger.info("start-up probe: none, since method %r keeps what it sees", speculative.method)
         return
+    if speculative.rejection_sample_method == "synthetic":
+        logger.info("start-up probe: none, since rule 'synthetic' keeps drafts whatever they are")
+        return
     prompts = [] if tokenizer is None else _fitting(core, tokenizer, max_tokens)
     if not prompts:
         because = "no tokenizer" if tokenizer is None else f"max_model_len={core.config.max_model_len} is too short"

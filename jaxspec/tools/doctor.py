@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jaxspec.cache.pages import pool_shape
 from jaxspec.config.detect import detect
 from jaxspec.config.engine import EngineConfig
+from jaxspec.config.heads import MtpConfig
 from jaxspec.config.load import add_flags, gather, parse_flags, pick
 from jaxspec.config.model import ModelConfig
 from jaxspec.engine.build import EngineParts, build
@@ -27,7 +28,7 @@ from jaxspec.engine.core import EngineCore
 from jaxspec.engine.drafts import find_draft
 from jaxspec.engine.heads import METHODS_WITH_HEADS, head_proposer
 from jaxspec.engine.probe import answer_greedily
-from jaxspec.errors import ConfigError, JaxspecError
+from jaxspec.errors import CapacityError, ConfigError, JaxspecError
 from jaxspec.metrics.acceptance import AcceptanceStats
 from jaxspec.models.heads.load import open_head, unread_tensors
 from jaxspec.models.registry import family_of
@@ -87,13 +88,19 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
     if config.speculative_config is None:
         raise ConfigError("without speculative_config there is no drafter to examine; give it")
+    if config.speculative_config.rejection_sample_method == "synthetic":
+        raise ConfigError("rejection_sample_method 'synthetic' keeps drafts whatever they are; leave it out here")
     prompts = read_prompts(args.prompts or default_prompts_path(), tokenizer_of(config), args.num_prompts)
-    fitting = {"max_num_seqs": len(prompts), "enable_structured_outputs": False}
+    if config.max_num_seqs is not None and config.max_num_seqs < len(prompts):
+        raise ConfigError(
+            f"max_num_seqs={config.max_num_seqs} must hold all {len(prompts)} prompts; raise it or lower --num-prompts"
+        )
+    fitting: dict[str, Any] = {"max_num_seqs": len(prompts), "enable_structured_outputs": False}
     if config.max_model_len is None:
         # No more cache than the answers need.
         most = max(len(prompt) for prompt in prompts) + args.max_tokens + 1
         fitting["max_model_len"] = -(-most // 64) * 64
-    config = pick(EngineConfig, fitting | data | {"max_num_seqs": len(prompts)})
+    config = pick(EngineConfig, fitting | data)
     pair, drafter = describe_pair(config)
     with _what_is_logged() as said:
         core = EngineCore(build(config, show_progress=True))
@@ -107,8 +114,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def describe_pair(config: EngineConfig) -> tuple[dict[str, Any], Drafter | None]:
-    """What the files are taken for, by which field or tensor, and what stays unread; and the drafter as data, if it is
-    one of jaxspec's own kinds.
+    """What the files are taken for, by which field or tensor, and what stays unread; and the drafter as data, where
+    other readings of its files can be tried.
 
     Raises: ConfigError, WeightsError: what building would say.
     """
@@ -127,9 +134,12 @@ def describe_pair(config: EngineConfig) -> tuple[dict[str, Any], Drafter | None]
                 # A module inside the target's checkpoint leaves the target unread, which is not skipping.
                 skipped = unread_tensors(head) if found.path is not None else []
         elif found.path is not None:
-            with open_checkpoint(found.path) as draft:
-                drafter = draft.config
+            if found.method == "draft_model":
+                with open_checkpoint(found.path) as draft:
+                    drafter = draft.config
             skipped = inspect(str(found.path))["ignored"]
+    # What the target leaves unread of a module is what the drafter reads.
+    module = drafter.prefix if isinstance(drafter, MtpConfig) else "\0"
     because = "as asked for"
     if found.path is not None:
         told = detect(*describe_checkpoint(found.path))
@@ -137,7 +147,7 @@ def describe_pair(config: EngineConfig) -> tuple[dict[str, Any], Drafter | None]
     return {
         "model": config.model,
         "target": target_found["loads_as"],
-        "target_skipped": target_found["ignored"],
+        "target_skipped": [name for name in target_found["ignored"] if not name.startswith(module)],
         "method": found.method,
         "because": because,
         "draft": None if found.path is None else str(found.path),
@@ -154,8 +164,9 @@ def shared_with_target(parts: EngineParts) -> dict[str, Any]:
     if draft is not None and speculative is not None and speculative.method in METHODS_WITH_HEADS:
         for path, words in (("embed", "embedding"), ("head", "vocabulary head")):
             if path in draft:
+                is_tied = path == "head" and draft[path] is draft.get("embed")
                 is_targets = draft[path] is target.get(path)
-                shared[words] = "the target's" if is_targets else "its own"
+                shared[words] = "the target's" if is_targets else "the embedding" if is_tied else "its own"
             elif path == "head" and not {"heads", "emb"} & draft.keys():
                 shared[words] = "the target's"
         if "target_ids" in draft:
@@ -199,12 +210,20 @@ def try_suspects(
     """The loaded drafter's acceptance over known texts, and each suspect's beside it, the best first.
 
     Args:
-        texts: prompts and the target's greedy answers to them, at most as many as the engine has rows.
+        texts: prompts and the target's greedy answers to them.
+
+    Raises: CapacityError where they do not all fit the engine's pages.
     """
+    config = parts.config
+    num_pages = len(texts) * -(-max(len(prompt) + len(answer) for prompt, answer in texts) // config.block_size)
+    if num_pages > config.num_pages:
+        raise CapacityError(
+            f"trying other readings needs {num_pages} pages at once, num_pages={config.num_pages}; lower --num-prompts "
+            "or --max-tokens, or raise num_pages"
+        )
     weights = {name: tree for name, tree in parts.weights.items() if name != "target"}
     tried = list(usual_suspects(drafter, weights["draft"], parts.target.config, parts.weights["target"]))
     streams = [stream for one in (drafter, *(suspect.config for suspect in tried)) for stream in _streams_of(one)]
-    config = parts.config
     replay = Replay(
         parts.target,
         parts.weights["target"],

@@ -67,15 +67,16 @@ def test_useless_drafting_is_warned_about(core, caplog, monkeypatch, num_steps, 
 
 
 @pytest.mark.parametrize(
-    ("method", "tokenizer", "says"),
+    ("method", "rule", "tokenizer", "says"),
     [
-        ("suffix", "a tokenizer", "none, since method 'suffix' keeps what it sees"),
-        ("draft_model", None, "none (no tokenizer)"),
-        (None, "a tokenizer", None),
+        ("suffix", "coupled", "a tokenizer", "none, since method 'suffix' keeps what it sees"),
+        ("ngram", "synthetic", "a tokenizer", "none, since rule 'synthetic'"),
+        ("draft_model", "coupled", None, "none (no tokenizer)"),
+        (None, None, "a tokenizer", None),
     ],
 )
-def test_what_is_not_probed_is_said(method, tokenizer, says, caplog):
-    speculative = None if method is None else SimpleNamespace(method=method)
+def test_what_is_not_probed_is_said(method, rule, tokenizer, says, caplog):
+    speculative = None if method is None else SimpleNamespace(method=method, rejection_sample_method=rule)
     parts = SimpleNamespace(tokenizer=tokenizer, host_proposer=None)
     config = SimpleNamespace(speculative_config=speculative, max_model_len=64)
     probe.probe_at_start(SimpleNamespace(config=config, parts=parts), 12)

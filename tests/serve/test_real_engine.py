@@ -51,7 +51,8 @@ def client(model):
                 "prompt_lookup_min": 1,
                 "prompt_lookup_max": 3,
             },
-        )
+        ),
+        startup_probe_tokens=4,
     )
     with serving(engine) as client:
         assert client.get("/health").status == 503

@@ -163,13 +163,21 @@ def test_the_command(target, tmp_path, capsys, monkeypatch):
     [
         ([], "there is no drafter to examine"),
         (["--num-prompts", "0"], "--num-prompts must be at least 1, got 0"),
+        (["--max-num-seqs", "2"], "max_num_seqs=2 must hold all 3 prompts"),
+        (["--rule"], "rejection_sample_method 'synthetic' keeps drafts whatever they are"),
         (["--promts", "x"], "did you mean ['--prompts'"),
         (["--prompts", "nowhere.jsonl"], "cannot read prompts from nowhere.jsonl"),
     ],
 )
-def test_what_cannot_be_examined_exits_2_and_says_why(words, says, target, capsys):
-    config = [] if not words else ["--speculative-config", json.dumps({"method": "ngram", "num_speculative_tokens": 2})]
-    assert doctor.main([str(target), *config, *words]) == 2
+def test_what_cannot_be_examined_exits_2_and_says_why(words, says, target, tmp_path, capsys):
+    (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt_token_ids": [{first}]}}\n' for first in (1, 2, 3)))
+    config = {"method": "ngram", "num_speculative_tokens": 2}
+    if words == ["--rule"]:
+        words, config = [], config | {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.0}
+    elif not words:
+        config = None
+    flags = ["--prompts", str(tmp_path / "prompts.jsonl"), "--speculative-config", json.dumps(config), *words]
+    assert doctor.main([str(target), *flags]) == 2
     assert says in capsys.readouterr().err
 
 
