@@ -2,16 +2,14 @@
 
 import json
 
-import jax
 import numpy as np
 import pytest
 
 from jaxspec.engine import build
-from jaxspec.step import programs
-from jaxspec.tools import doctor, replay
+from jaxspec.tools import doctor
 from jaxspec.tools.diagnosis import verdict_of
 from jaxspec.tools.suspects import usual_suspects
-from tests.lossless.engines import QUICK_COMPILE, _compile_quickly
+from tests.lossless.engines import full_sizes_alone
 from tests.oracle import knowing
 from tests.oracle.folders import write_llama
 from tests.oracle.head_folders import edit_config, write_eagle
@@ -25,17 +23,6 @@ NUM_TOKENS = 34
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
     return knowing.write_target(tmp_path_factory.mktemp("doctor") / "target")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quickly():
-    """Replays compiled without XLA's optimizations."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("_see", "_replay"):
-            function = getattr(replay, name).__wrapped__
-            again = jax.jit(function, static_argnums=(0, 1), compiler_options=QUICK_COMPILE)
-            patch.setattr(replay, name, again)
-        yield
 
 
 def tried(pair, texts, only=None):
@@ -132,8 +119,7 @@ def test_a_replay_keeps_what_a_naive_computation_keeps(tmp_path):
 
 
 def test_the_command(target, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(build, "geometric_buckets", lambda smallest, largest, factor: (largest,))
-    monkeypatch.setattr(programs, "_compile", _compile_quickly)
+    monkeypatch.setattr(build, "_buckets", full_sizes_alone)
     _, config = write_pair(tmp_path, "eagle3", EAGLE3["layers one too high"], target)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt_token_ids": text}) + "\n" for text, _ in texts_of((3, 20, 9))))
