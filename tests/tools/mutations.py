@@ -245,7 +245,8 @@ DFLASH = {
     ),
     "no mask token": Mutation(config={"dflash_config": {"target_layer_ids": [1, 2]}}, refused=("mask_token_id",)),
     "a mask token outside the vocabulary": Mutation(
-        config={"dflash_config": {"mask_token_id": 99, "target_layer_ids": [1, 2]}}, refused=("mask_token_id=99", "embedding of 32")
+        config={"dflash_config": {"mask_token_id": 99, "target_layer_ids": [1, 2]}},
+        refused=("mask_token_id=99", "embedding of 32"),
     ),
     "missing id map": Mutation(
         {"lm_head.weight": zeros(20, SIZE)}, {"draft_vocab_size": 20}, refused=("d2t", "20")
