@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 from scipy.special import bdtrc
 
-from jaxspec.config.methods import METHODS
+from jaxspec.config.methods import METHODS, drafter_of
 from jaxspec.engine.probe import LEAST_STEPS, is_useless
 from jaxspec.metrics.acceptance import AcceptanceStats
 
@@ -26,7 +26,6 @@ PLAUSIBLE = {
     "dspark": (0.5, 0.98),
     "draft_model": (0.3, 0.98),
     "pard": (0.3, 0.98),
-    "ngram+model": (0.3, 0.98),
 }
 
 # A suspect is named when at least so many more drafts are kept a round, and a sign test leaves chance no more than
@@ -38,7 +37,7 @@ CONTEXT = 3  # committed tokens that make two positions the same, with the token
 
 def plausible_range(method: str) -> tuple[float, float] | None:
     """Of the first draft's acceptance; None for methods whose drafts depend on the text alone, or are untrained."""
-    return PLAUSIBLE.get(method)
+    return PLAUSIBLE.get(drafter_of(method))
 
 
 def verdict_of(method: str, stats: AcceptanceStats) -> Verdict:
@@ -62,13 +61,14 @@ def explanation(method: str, verdict: Verdict) -> str:
         return f"fewer than {LEAST_STEPS} rounds had drafts: too few to judge; give more prompts or longer answers"
     if verdict == "useless":
         return "hardly a draft is kept: drafting slows answers down"
-    if verdict == "low":
-        return f"lower than drafters of this kind reach; from {PLAUSIBLE[method][0]:.2f} on would be usual"
+    bounds = plausible_range(method)
+    if verdict == "low" and bounds is not None:
+        return f"lower than drafters of this kind reach; from {bounds[0]:.2f} on would be usual"
     if verdict == "suspiciously high" and METHODS[method].needs == "model":
         return "nearly everything is kept: the draft may be the target itself, and then it costs what it saves"
     if verdict == "suspiciously high":
         return "nearly everything is kept, as no trained head does on varied text: the answers may repeat themselves"
-    return "as is usual for this kind" if method in PLAUSIBLE else "what such a method finds depends on the text alone"
+    return "as is usual for this kind" if bounds is not None else "what such a method finds depends on the text alone"
 
 
 @dataclass(frozen=True)

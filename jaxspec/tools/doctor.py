@@ -22,6 +22,7 @@ from jaxspec.config.detect import detect
 from jaxspec.config.engine import EngineConfig
 from jaxspec.config.heads import MtpConfig
 from jaxspec.config.load import add_flags, gather, parse_flags, pick
+from jaxspec.config.methods import drafter_of, looks_up
 from jaxspec.config.model import ModelConfig
 from jaxspec.engine.build import EngineParts, build
 from jaxspec.engine.core import EngineCore
@@ -126,22 +127,22 @@ def describe_pair(config: EngineConfig) -> tuple[dict[str, Any], Drafter | None]
     with open_checkpoint(resolve_model(config.model)) as target:
         found = find_draft(speculative, target)
         skipped: list[str] = []
-        if found.method in METHODS_WITH_HEADS:
+        if found.drafter in METHODS_WITH_HEADS:
             streams = speculative.eagle_aux_hidden_state_layer_ids
             ids = None if streams is None else tuple(streams)
-            with open_head(found.method, found.path, target, aux_layer_ids=ids) as head:
+            with open_head(found.drafter, found.path, target, aux_layer_ids=ids) as head:
                 drafter = head.config
-                # A module inside the target's checkpoint leaves the target unread, which is not skipping.
-                skipped = unread_tensors(head) if found.path is not None else []
+                # A module inside a target's checkpoint leaves the target unread, which is not skipping.
+                skipped = [] if isinstance(drafter, MtpConfig) else unread_tensors(head)
         elif found.path is not None:
-            if found.method == "draft_model":
+            if found.drafter == "draft_model":
                 with open_checkpoint(found.path) as draft:
                     drafter = draft.config
             skipped = inspect(str(found.path))["ignored"]
     # What the target leaves unread of a module is what the drafter reads.
     module = drafter.prefix if isinstance(drafter, MtpConfig) else "\0"
     because = "as asked for"
-    if found.path is not None:
+    if found.path is not None and not isinstance(drafter, MtpConfig):
         told = detect(*describe_checkpoint(found.path))
         because = told.because if told is not None else "a whole model"
     return {
@@ -161,7 +162,8 @@ def shared_with_target(parts: EngineParts) -> dict[str, Any]:
     shared, mapped = {}, None
     draft, target = parts.weights.get("draft"), parts.weights["target"]
     speculative = parts.config.speculative_config
-    if draft is not None and speculative is not None and speculative.method in METHODS_WITH_HEADS:
+    if draft is not None and speculative is not None and drafter_of(speculative.method) in METHODS_WITH_HEADS:
+        draft = draft.get("modules", [draft])[0]
         for path, words in (("embed", "embedding"), ("head", "vocabulary head")):
             if path in draft:
                 is_tied = path == "head" and draft[path] is draft.get("embed")
@@ -326,6 +328,8 @@ def text_of(report: Mapping[str, Any]) -> Iterator[str]:
     )
     yield f"{'kept':<10} {_rates(acceptance['acceptance_per_position'])}{_usual(report['plausible'])}"
     yield f"{'verdict':<10} {report['verdict']}: {report['explanation']}"
+    if report["suspects"] and looks_up(report["method"]):
+        yield f"{'tried':<10} by the drafter alone, without the lookup before it"
     for suspect in report["suspects"]:
         change = (
             f"mean acceptance length {suspect['mean_acceptance_length']:.2f}, {suspect['gain']:+.2f} drafts a round, "

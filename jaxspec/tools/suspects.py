@@ -34,6 +34,15 @@ def usual_suspects(config: Drafter, weights: Any, target: ModelConfig, target_we
         config, weights: the drafter's, as loaded.
         target, target_weights: the model's it drafts for.
     """
+    if "modules" in weights:  # several modules of one kind are all read in the same way
+        every = [list(_of_one(config, module, target, target_weights)) for module in weights["modules"]]
+        for group in zip(*every, strict=False):
+            yield group[0]._replace(weights=weights | {"modules": [suspect.weights for suspect in group]})
+    else:
+        yield from _of_one(config, weights, target, target_weights)
+
+
+def _of_one(config: Drafter, weights: Any, target: ModelConfig, target_weights: Any) -> Iterator[Suspect]:
     yield from _streams(config, weights, target)
     yield from _flags(config, weights)
     yield from _orders(config, weights)

@@ -267,7 +267,7 @@ DFLASH = {
 
 MTP = {
     "renamed key": renamed(f"mtp.layers.0.{UP}"),
-    "missing projection": Mutation({"mtp.fc.weight": ...}, refused=("mtp.fc.weight", "multi-token-prediction module")),
+    "missing projection": missing("mtp.fc.weight", "[32, 64]"),
     "no module": Mutation(dict.fromkeys(("mtp." + key for key in knowing.mtp()), ...), refused=("no MTP modules",)),
     "missing norm": missing("mtp.pre_fc_norm_hidden.weight", "[32]"),
     "missing query norm": missing("mtp.layers.0.self_attn.q_norm.weight", "[8]"),
