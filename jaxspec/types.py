@@ -55,6 +55,23 @@ class Int8Weight:
 
 
 @struct.dataclass
+class Int8Pool:
+    """A page pool kept as integers: entry = values * scale, a scale a slot and head; `write_entries` rounds
+    what it is given."""
+
+    values_PGSH: jax.Array  # i8, -127..127
+    scale_PGS: jax.Array  # f32, above 0 where a slot was written
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[P, heads, S, H], as of the pool it stands for."""
+        return self.values_PGSH.shape
+
+
+Pool = jax.Array | Int8Pool  # pages of one cache, [P, heads, S, H]
+
+
+@struct.dataclass
 class Drafts:
     """What a proposer guessed, at most K tokens a row.
 

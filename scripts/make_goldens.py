@@ -139,6 +139,27 @@ CASES = {
         },
         ["no q_lora_rank", "one group", "two shared experts", "norm_topk_prob false", "no rope scaling"],
     ),
+    "deepseek-v3-bias": (
+        "deepseek_v3",
+        {
+            "num_key_value_heads": 4,
+            "q_lora_rank": 12,
+            "kv_lora_rank": 10,
+            "qk_nope_head_dim": 6,
+            "qk_rope_head_dim": 4,
+            "v_head_dim": 8,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 10,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "attention_bias": True,
+            "rope_interleave": False,
+            "num_nextn_predict_layers": 0,
+        },
+        ["attention_bias of both latents and the output", "rope_interleave false"],
+    ),
     "glm4-moe-qk-norm": (
         "glm4_moe",
         {
@@ -168,6 +189,18 @@ CASES = {
             "tie_word_embeddings": True,
         },
         ["interleaved rope", "softmax router with correction bias", "two shared experts", "first layer dense", "tied"],
+    ),
+    "ernie4-5-bias": (
+        "ernie4_5_moe",
+        {
+            "moe_num_experts": 4,
+            "moe_k": 2,
+            "moe_intermediate_size": 10,
+            "moe_num_shared_experts": 1,
+            "moe_layer_start_index": 1,
+            "use_bias": True,
+        },
+        ["use_bias in attention, dense and shared layers", "untied"],
     ),
 }
 

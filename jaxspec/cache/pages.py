@@ -1,9 +1,13 @@
 """Device. The page pool of one cache: how its pages are laid out, and where in it a position lies."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from jaxspec.config.model import ModelConfig
+from jaxspec.pallas_kernels.kv_write import kv_write, round_entries
+from jaxspec.types import Int8Pool, Pool
 
 PADDING_SLOT_ID = -1
 
@@ -16,6 +20,24 @@ def pool_shape(config: ModelConfig, num_pages: int, block_size: int) -> tuple[in
     """
     heads, size = config.cache_heads
     return config.num_layers * num_pages, heads, block_size, size
+
+
+def new_pool(shape: tuple[int, int, int, int], dtype: Any) -> Pool:
+    """A pool of zeros. dtype: "int8" for integers with a scale a slot and head, else a float's."""
+    if dtype == "int8":
+        return Int8Pool(values_PGSH=jnp.zeros(shape, jnp.int8), scale_PGS=jnp.zeros(shape[:3], jnp.float32))
+    return jnp.zeros(shape, dtype)
+
+
+def write_entries(pool: Pool, entries_NGH: jax.Array, slots_N: jax.Array) -> Pool:
+    """The pool with one more entry a token, as `kv_write`; integers are rounded from the entry alone, head by head."""
+    if not isinstance(pool, Int8Pool):
+        return kv_write(pool, entries_NGH, slots_N)
+    values_NGH, scale_NG = round_entries(entries_NGH)
+    return Int8Pool(
+        values_PGSH=kv_write(pool.values_PGSH, values_NGH, slots_N),
+        scale_PGS=kv_write(pool.scale_PGS, scale_NG, slots_N),
+    )
 
 
 def slots_of(positions_BT: jax.Array, pages_BM: jax.Array, block_size: int) -> jax.Array:

@@ -21,7 +21,6 @@ class EngineConfig(StrictConfig):
         "enable_eplb": False,
         "enable_prefix_caching": False,
         "enable_lora": False,
-        "kv_cache_dtype": "auto",
         "load_format": "auto",
         "revision": None,
         "tokenizer_mode": "auto",
@@ -39,13 +38,16 @@ class EngineConfig(StrictConfig):
     tokenizer: str | None = Field(None, description="folder or .gguf file of the tokenizer; the model's own")
     served_model_name: str | None = Field(None, description="name the server answers to; the model as given")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="weights and pages; auto: float32 for a float32 checkpoint, else bfloat16"
+        "auto", description="weights; auto: float32 for a float32 checkpoint, else bfloat16"
     )
     quantization: Literal["int8"] | None = Field(
         None, description="int8: linear maps of the target's layers as integers, a scale an output channel"
     )
     max_model_len: int | None = Field(
         None, ge=2, description="longest prompt and answer together, in tokens; the model's limit, if it fits in memory"
+    )
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "int8"] = Field(
+        "auto", description="pages, drafters' too; auto: float32 on CPU, dtype elsewhere; int8: a scale a slot and head"
     )
     max_num_seqs: int | None = Field(None, ge=1, description="rows decoded together; 8 on CPU, 64 elsewhere")
     max_num_batched_tokens: int | None = Field(

@@ -77,6 +77,7 @@ def model_config_from_gguf(
         "qkv_bias": arch in ("qwen2", "gpt2") or "blk.0.attn_q.bias" in tensor_shapes,
         "o_bias": "blk.0.attn_output.bias" in tensor_shapes,
         "mlp_bias": "blk.0.ffn_up.bias" in tensor_shapes,
+        "head_bias": "output.bias" in tensor_shapes,
         "tie_word_embeddings": "output.weight" not in tensor_shapes,
         "bos_token_id": fields.optional_integer("tokenizer.ggml.bos_token_id", minimum=0),
         "eos_token_ids": _eos_token_ids(fields),

@@ -284,9 +284,10 @@ def _ernie4_5_moe(fields: Fields, num_layers: int) -> dict[str, Any]:
     last = num_layers - 1 if last == -1 else last
     width = fields.integer("moe_intermediate_size")
     bias = fields.flag("use_bias", False)
+    biases = dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias", "head_bias"), bias)
     layers = tuple(first <= layer <= last and (layer + 1) % interval == 0 for layer in range(num_layers))
     if not any(layers):
-        return {"qkv_bias": bias, "o_bias": bias, "mlp_bias": bias, "is_interleaved": True}
+        return biases | {"is_interleaved": True}
     moe = _moe(
         layers=layers,
         num_experts=fields.integer("moe_num_experts", fields.optional_integer("num_experts")),
@@ -297,7 +298,7 @@ def _ernie4_5_moe(fields: Fields, num_layers: int) -> dict[str, Any]:
         has_correction_bias=True,
         min_weight_sum=fields.positive("moe_norm_min"),
     )
-    return {"moe": moe, "qkv_bias": bias, "o_bias": bias, "mlp_bias": bias, "is_interleaved": True}
+    return biases | {"moe": moe, "is_interleaved": True}
 
 
 def _moe(**values: Any) -> MoeConfig:

@@ -97,6 +97,7 @@ class ModelConfig(_Part):
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
+    head_bias: bool = False
     qk_norm: bool = False
     tie_word_embeddings: bool = False
     num_mtp_layers: int = 0  # multi-token-prediction modules the checkpoint may hold beside the model
@@ -112,6 +113,11 @@ class ModelConfig(_Part):
         if self.mla is not None:
             return 1, self.mla.kv_lora_rank + self.mla.rope_head_dim
         return 2 * self.num_kv_heads, self.head_dim
+
+    @property
+    def turning_size(self) -> int:
+        """Features of a head that its rotation may turn."""
+        return self.mla.rope_head_dim if self.mla is not None else self.head_dim
 
     def for_run(self, max_model_len: int) -> "ModelConfig":
         """This model in a run whose rows never hold more than `max_model_len` tokens.

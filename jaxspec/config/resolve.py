@@ -1,7 +1,6 @@
 """Host. One pure function that settles every "auto" of a config for one machine and one model, and logs each choice."""
 
 import logging
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 Dtype = Literal["float32", "bfloat16"]
+PageDtype = Literal["float32", "bfloat16", "int8"]
 Rule = Literal["standard", "block", "coupled", "synthetic"]
 
 
@@ -90,7 +90,7 @@ class ResolvedConfig(BaseModel):
     max_num_seqs: int
     max_num_batched_tokens: int
     block_size: int
-    kv_cache_dtype: Dtype
+    kv_cache_dtype: PageDtype
     num_pages: int
     seed: int
     speculative_config: ResolvedSpeculative | None
@@ -122,9 +122,8 @@ def resolve(config: EngineConfig, hardware: HardwareFacts, models: ModelFacts) -
     dtype: Dtype = config.dtype if config.dtype != "auto" else _dtype(models.target)
     max_num_seqs = config.max_num_seqs or _chose("max_num_seqs", 8 if on_cpu else 64, hardware.platform)
     block_size = config.block_size or _chose("block_size", 64 if on_cpu else 16, hardware.platform)
-    # XLA has no bfloat16 scatter on CPU: it would convert the whole page pool, twice, in every layer (docs/log.md).
-    kv_cache_dtype: Dtype = _chose("kv_cache_dtype", "float32", "CPU") if on_cpu else dtype
-    page_bytes = block_size * _token_bytes(models, ITEM_BYTES[kv_cache_dtype])
+    kv_cache_dtype = _kv_cache_dtype(config, hardware.platform, dtype)
+    page_bytes = block_size * _token_bytes(models, kv_cache_dtype)
     most_pages = _pages_in_memory(config, hardware, models, ITEM_BYTES[dtype], page_bytes)
     max_model_len = _max_model_len(config, models.target, most_pages, block_size)
     speculative = _speculative(config, models, max_model_len, max_num_seqs)
@@ -171,13 +170,27 @@ def _implementation(platform: str) -> Literal["reference", "pallas"]:
     return "pallas" if platform in ("tpu", "gpu", "cuda") else "reference"
 
 
-def _token_bytes(models: ModelFacts, item_bytes: int) -> int:
+def _kv_cache_dtype(config: EngineConfig, platform: str, dtype: Dtype) -> PageDtype:
+    on_cpu = platform == "cpu"
+    if config.kv_cache_dtype == "auto":
+        return _chose("kv_cache_dtype", "float32", "CPU") if on_cpu else dtype
+    if on_cpu and config.kv_cache_dtype == "bfloat16":
+        # docs/log.md has what it costs.
+        raise ConfigError(
+            "kv_cache_dtype 'bfloat16' is refused on CPU: XLA has no bfloat16 scatter there and would convert the "
+            "whole cache in every layer; leave it at 'auto' or take 'int8'"
+        )
+    return config.kv_cache_dtype
+
+
+def _token_bytes(models: ModelFacts, dtype: PageDtype) -> int:
     """Bytes of one token's cache entries over all layers. A draft's pool has as many pages as the target's."""
-    return sum(
-        model.num_layers * math.prod(model.cache_heads) * item_bytes
-        for model in (models.target, models.draft)
-        if model is not None
-    )
+
+    def entry_bytes(size: int) -> int:
+        return size + ITEM_BYTES["float32"] if dtype == "int8" else size * ITEM_BYTES[dtype]
+
+    pools = [(model.num_layers, *model.cache_heads) for model in (models.target, models.draft) if model is not None]
+    return sum(layers * heads * entry_bytes(size) for layers, heads, size in pools)
 
 
 def _chose(key, value, because):

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.cache.pages import pool_shape
+from jaxspec.cache.pages import new_pool, pool_shape
 from jaxspec.config.engine import EngineConfig
 from jaxspec.config.hardware import read_hardware
 from jaxspec.config.heads import HeadConfig
@@ -147,12 +147,11 @@ def build(
         logprobs_mode=resolved.logprobs_mode,
         processors=logits_processors,
     )
-    page_dtype = jnp.dtype(resolved.kv_cache_dtype)
     state = initial_state(
         max_rows=resolved.max_num_seqs,
         max_model_len=resolved.max_model_len,
         vocab_size=model.vocab_size,
-        pool=jnp.zeros(pool_shape(model, resolved.num_pages, resolved.block_size), page_dtype),
+        pool=new_pool(pool_shape(model, resolved.num_pages, resolved.block_size), resolved.kv_cache_dtype),
         proposer_state=proposer.init(resolved.max_num_seqs + 1),
         processors=logits_processors,
     )
@@ -302,7 +301,7 @@ def _proposer(
         max_model_len=speculative.max_model_len,
         sample_method=speculative.draft_sample_method,
         pool_shape=pool_shape(draft, resolved.num_pages, resolved.block_size),
-        pool_dtype=jnp.dtype(resolved.kv_cache_dtype),
+        pool_dtype=resolved.kv_cache_dtype,
         has_own_vocabulary=has_own_vocabulary,
     ), None
 

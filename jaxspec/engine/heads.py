@@ -3,7 +3,6 @@
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.cache.pages import pool_shape
@@ -76,7 +75,7 @@ def head_proposer(config: HeadConfig, resolved: ResolvedConfig, family: Family, 
     pool = {
         "hidden_size": target.hidden_size,
         "pool_shape": pool_shape(config.model, resolved.num_pages, resolved.block_size),
-        "pool_dtype": jnp.dtype(resolved.kv_cache_dtype),
+        "pool_dtype": resolved.kv_cache_dtype,
     }
     if isinstance(config, DflashConfig):
         return dflash(config, **vocabulary, **common, **pool)

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from jaxspec.cache.pages import write_entries
 from jaxspec.config.model import ModelConfig
 from jaxspec.models.base import Tokens
 from jaxspec.models.layers import NORM_DTYPE, linear, rms_norm
 from jaxspec.models.rope import Rotation, apply_rope
-from jaxspec.pallas_kernels.kv_write import kv_write
 from jaxspec.pallas_kernels.paged_attention import paged_attention
-from jaxspec.types import ArraySpec
+from jaxspec.types import ArraySpec, Int8Pool, Pool
 
 
 @struct.dataclass
@@ -29,14 +29,14 @@ class Place:
 def attend(
     q_BTQH: jax.Array,
     entries_BTGH: jax.Array,
-    pool: jax.Array,
+    pool: Pool,
     place: Place,
     *,
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
     value_size: int | None = None,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, Pool]:
     """Write the tokens' cache entries into their slots, then let every query see its row's.
 
     Args:
@@ -54,17 +54,19 @@ def attend(
     tokens = place.tokens
     slot_offset = place.page_offset * pool.shape[2]
     slots_N = jnp.where(tokens.slots_BT < 0, -1, tokens.slots_BT + slot_offset).reshape(B * T)
-    pool = kv_write(pool, entries_BTGH.reshape(B * T, entries, H), slots_N)
+    pool = write_entries(pool, entries_BTGH.reshape(B * T, entries, H), slots_N)
     pages_BM = jnp.where(tokens.pages_BM < 0, -1, tokens.pages_BM + place.page_offset)
+    values_PGSH, scale_PGS = (pool.values_PGSH, pool.scale_PGS) if isinstance(pool, Int8Pool) else (pool, None)
     out = paged_attention(
         q_BTQH,
-        pool,
+        values_PGSH,
         pages_BM,
         tokens.positions_BT,
         scale=scale,
         window=window,
         softcap=softcap,
         value_size=value_size,
+        scale_PGS=scale_PGS,
     )
     return out, pool
 
@@ -89,13 +91,13 @@ def attention_specs(config: ModelConfig, dtype: Any) -> dict[str, ArraySpec]:
 def self_attention(
     w: Mapping[str, jax.Array],
     x_ND: jax.Array,
-    pool: jax.Array,
+    pool: Pool,
     place: Place,
     config: ModelConfig,
     *,
     window: int | None,
     layer_scale: float = 1.0,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, Pool]:
     """Grouped-query attention of normed tokens: (out_ND, pool). layer_scale: times the config's scale of scores.
 
     A layer with a "gate" weighs each feature of its heads by a sigmoid before they are joined.

@@ -8,7 +8,7 @@ import numpy as np
 from flax import struct
 
 from jaxspec.config.model import ModelConfig
-from jaxspec.types import ArraySpec
+from jaxspec.types import ArraySpec, Pool
 from jaxspec.weights.names import NameTable
 
 Weights = Any  # a nested dict / list of arrays, shaped as Family.specs says
@@ -43,7 +43,7 @@ class Family(NamedTuple):
 
     specs: Callable[[ModelConfig, Any], Any]
     name_table: Callable[[ModelConfig, str], NameTable]
-    forward: Callable[..., tuple[jax.Array, jax.Array]]
+    forward: Callable[..., tuple[jax.Array, Pool]]
     logits: Callable[[Weights, ModelConfig, jax.Array], jax.Array]
     int8_names: tuple[str, ...] = ()
 
@@ -51,9 +51,7 @@ class Family(NamedTuple):
 def at_highest_precision(family: Family) -> Family:
     """The family with float32 products computed as such; accelerators round their operands otherwise."""
 
-    def forward(
-        weights: Weights, config: ModelConfig, tokens: Tokens, pool: jax.Array, aux_streams: tuple[int, ...] = ()
-    ):
+    def forward(weights: Weights, config: ModelConfig, tokens: Tokens, pool: Pool, aux_streams: tuple[int, ...] = ()):
         with jax.default_matmul_precision("highest"):
             return family.forward(weights, config, tokens, pool, aux_streams)
 

@@ -15,12 +15,14 @@ from jaxspec.models.base import Tokens, Weights
 from jaxspec.models.layers import NORM_DTYPE, embed, gated_mlp, linear, mlp_specs, rms_norm
 from jaxspec.models.moe import moe_mlp, moe_specs
 from jaxspec.models.rope import Rotation, rope_tables
-from jaxspec.types import ArraySpec
+from jaxspec.types import ArraySpec, Pool
 
 DENSE_NAMES = ("qkv", "o", "gate_up", "down")  # what `linear` alone reads in a layer of this kind
 
+# (weights of the layer, normed x_ND, pool, place, config, window=...) -> (out_ND, pool)
+Attention = Callable[..., tuple[jax.Array, Pool]]
 # (weights of the layer, x_BTD, pool, place) -> (x_BTD, pool)
-Layer = Callable[[Any, jax.Array, jax.Array, Place], tuple[jax.Array, jax.Array]]
+Layer = Callable[[Any, jax.Array, Pool, Place], tuple[jax.Array, Pool]]
 
 
 def decoder_specs(config: ModelConfig, dtype: Any) -> Weights:
@@ -47,6 +49,8 @@ def with_ends(config: ModelConfig, dtype: Any, layers: list[Any]) -> Weights:
     }
     if not config.tie_word_embeddings:
         tree["head"] = ArraySpec((V, D), dtype, ("vocab", "embed"))
+    if config.head_bias:
+        tree["head_bias"] = ArraySpec((V,), dtype, ("vocab",))
     return tree
 
 
@@ -71,23 +75,30 @@ def feed_forward(w: Mapping[str, Any], x_ND: jax.Array, config: ModelConfig) -> 
 
 
 def decoder_forward(
-    weights: Weights, config: ModelConfig, tokens: Tokens, pool: jax.Array, aux_streams: tuple[int, ...] = ()
-) -> tuple[jax.Array, jax.Array]:
+    weights: Weights,
+    config: ModelConfig,
+    tokens: Tokens,
+    pool: Pool,
+    aux_streams: tuple[int, ...] = (),
+    *,
+    attention: Attention = self_attention,
+) -> tuple[jax.Array, Pool]:
     """Run every layer over the tokens; keys and values enter the pool before they are attended to.
 
     Args:
         weights: as `decoder_specs` describes.
         tokens: B rows of T tokens.
-        pool: [L*P, 2G, S, H]; layer l owns pages [l*P, (l+1)*P).
+        pool: [L*P, 2G, S, H], or of latents [L*P, 1, S, C]; layer l owns pages [l*P, (l+1)*P).
+        attention: of every layer.
 
     Returns:
         hidden_BTD f32, after the final norm, and the pool.
     """
     assert config.rope is not None
     x_BTD = embed(weights["embed"], tokens.token_ids_BT)
-    rotation = rope_tables(tokens.positions_BT, config.rope, config.head_dim)
+    rotation = rope_tables(tokens.positions_BT, config.rope, config.turning_size)
     x_BTD, pool, streams = run_layers(
-        lambda window: pre_norm_layer(config, window),
+        lambda window: pre_norm_layer(config, window, attention),
         config.sliding_window_layers,
         weights["layers"],
         x_BTD,
@@ -99,13 +110,13 @@ def decoder_forward(
     return with_streams(rms_norm(x_BTD, weights["final_norm"], config.norm_eps), streams), pool
 
 
-def pre_norm_layer(config: ModelConfig, window: int | None) -> Layer:
-    """Grouped-query attention, then the MLP, each on a normed state and added to it."""
+def pre_norm_layer(config: ModelConfig, window: int | None, attention: Attention = self_attention) -> Layer:
+    """Attention, then the MLP, each on a normed state and added to it."""
     eps = config.norm_eps
 
     def layer(w, x_BTD, pool, place: Place):
         x_ND = x_BTD.reshape(-1, x_BTD.shape[-1])
-        attended, pool = self_attention(w, rms_norm(x_ND, w["attention_norm"], eps), pool, place, config, window=window)
+        attended, pool = attention(w, rms_norm(x_ND, w["attention_norm"], eps), pool, place, config, window=window)
         x_ND = x_ND + attended
         x_ND = x_ND + feed_forward(w, rms_norm(x_ND, w["mlp_norm"], eps), config)
         return x_ND.reshape(x_BTD.shape), pool
@@ -118,11 +129,11 @@ def run_layers(
     kinds: Sequence[Hashable],
     weights: Sequence[Any],
     x_BTD: jax.Array,
-    pool: jax.Array,
+    pool: Pool,
     tokens: Tokens,
     rotations: Sequence[Rotation | None],
     aux_streams: tuple[int, ...] = (),
-) -> tuple[jax.Array, jax.Array, list[jax.Array]]:
+) -> tuple[jax.Array, Pool, list[jax.Array]]:
     """The layers in order, each over its own pages of the pool: what leaves the last, the pool, and the streams asked
     for.
 
@@ -149,5 +160,5 @@ def head_logits(weights: Weights, config: ModelConfig, hidden_BTD: jax.Array) ->
     """The head, or the embedding it is tied to: logits_BTV f32."""
     B, T, D = hidden_BTD.shape
     head = weights["embed"] if config.tie_word_embeddings else weights["head"]
-    logits = linear(hidden_BTD.reshape(B * T, D), head).reshape(B, T, config.vocab_size)
+    logits = linear(hidden_BTD.reshape(B * T, D), head, weights.get("head_bias")).reshape(B, T, config.vocab_size)
     return logits if config.logit_softcap is None else config.logit_softcap * jnp.tanh(logits / config.logit_softcap)

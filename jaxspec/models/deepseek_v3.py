@@ -4,6 +4,7 @@ Axes besides those of types.py: A a query's latent, C the cached latent, X and Y
 rotation, U those of a value.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -13,21 +14,21 @@ import numpy as np
 from jaxspec.config.model import MlaConfig, ModelConfig
 from jaxspec.models import names
 from jaxspec.models.attention import Place, attend
-from jaxspec.models.base import Family, Tokens, Weights
+from jaxspec.models.base import Family, Weights
 from jaxspec.models.decoder import (
     Layer,
-    feed_forward,
+    decoder_forward,
     feed_forward_specs,
     head_logits,
     norm_specs,
-    run_layers,
+    pre_norm_layer,
     with_ends,
-    with_streams,
 )
-from jaxspec.models.layers import NORM_DTYPE, embed, linear, rms_norm
-from jaxspec.models.rope import apply_rope, rope_tables
-from jaxspec.types import ArraySpec
+from jaxspec.models.layers import NORM_DTYPE, linear, rms_norm
+from jaxspec.models.rope import apply_rope
+from jaxspec.types import ArraySpec, Pool
 from jaxspec.weights.names import NameTable, TensorSource
+from jaxspec.weights.transforms import HeadRows
 
 _LATENT_EPS = 1e-6  # of the norms inside attention, whatever the config says of the others
 
@@ -66,47 +67,19 @@ def _mla(config: ModelConfig) -> MlaConfig:
     return config.mla
 
 
-def forward(
-    weights: Weights, config: ModelConfig, tokens: Tokens, pool: jax.Array, aux_streams: tuple[int, ...] = ()
-) -> tuple[jax.Array, jax.Array]:
-    """As `jaxspec.models.decoder.decoder_forward`; the pool is [L*P, 1, S, C + Y]."""
-    assert config.rope is not None
-    x_BTD = embed(weights["embed"], tokens.token_ids_BT)
-    rotation = rope_tables(tokens.positions_BT, config.rope, _mla(config).rope_head_dim)
-    x_BTD, pool, streams = run_layers(
-        lambda _: latent_layer(config),
-        [None] * config.num_layers,
-        weights["layers"],
-        x_BTD,
-        pool,
-        tokens,
-        [rotation] * config.num_layers,
-        aux_streams,
-    )
-    return with_streams(rms_norm(x_BTD, weights["final_norm"], config.norm_eps), streams), pool
-
-
 def latent_layer(config: ModelConfig) -> Layer:
     """Latent attention, then the MLP, each on a normed state and added to it."""
-    eps = config.norm_eps
-
-    def layer(w, x_BTD, pool, place: Place):
-        x_ND = x_BTD.reshape(-1, x_BTD.shape[-1])
-        out, pool = latent_attention(w, rms_norm(x_ND, w["attention_norm"], eps), pool, place, config)
-        x_ND = x_ND + out
-        x_ND = x_ND + feed_forward(w, rms_norm(x_ND, w["mlp_norm"], eps), config)
-        return x_ND.reshape(x_BTD.shape), pool
-
-    return layer
+    return pre_norm_layer(config, None, latent_attention)
 
 
-def latent_attention(w, x_ND: jax.Array, pool: jax.Array, place: Place, config: ModelConfig):
+def latent_attention(w, x_ND: jax.Array, pool: Pool, place: Place, config: ModelConfig, *, window: int | None = None):
     """Attention of normed tokens, (out_ND, pool): queries are brought into the latent space, so that the cache is read
     as it lies and never expanded into heads.
 
     Source: DeepSeek-V2's report, section 2.1 and appendix C, in the absorbed order of products.
     """
     assert place.rotation is not None
+    assert window is None, "no config of this family has windows"
     mla, Q = _mla(config), config.num_heads
     C, X, Y = mla.kv_lora_rank, mla.nope_head_dim, mla.rope_head_dim
     B, T = place.tokens.token_ids_BT.shape
@@ -141,7 +114,7 @@ def attention_names(config: ModelConfig) -> names.Names:
     is_interleaved = config.rope is not None and config.rope.is_interleaved
     q_rows = names.halves_of_pairs(Q, turning) if is_interleaved else None
     kv_rows = names.halves_of_pairs(1, slice(mla.kv_lora_rank, None)) if is_interleaved else None
-    kv_b = ("self_attn.kv_b_proj.weight",)
+    kv_b, head_rows = ("self_attn.kv_b_proj.weight",), mla.nope_head_dim + mla.v_head_dim
     return {
         "attention_norm": TensorSource(("input_layernorm.weight",)),
         "q": TensorSource(("self_attn.q_proj.weight",), (q_rows,)),
@@ -152,16 +125,12 @@ def attention_names(config: ModelConfig) -> names.Names:
         "kv_a": TensorSource(("self_attn.kv_a_proj_with_mqa.weight",), (kv_rows,)),
         "kv_a_bias": TensorSource(("self_attn.kv_a_proj_with_mqa.bias",), (kv_rows,)),
         "kv_a_norm": TensorSource(("self_attn.kv_a_layernorm.weight",)),
-        "k_up": TensorSource(kv_b, (lambda weight: _heads(weight, Q)[:, : mla.nope_head_dim].swapaxes(1, 2),)),
-        "v_up": TensorSource(kv_b, (lambda weight: _heads(weight, Q)[:, mla.nope_head_dim :],)),
+        "k_up": TensorSource(kv_b, (HeadRows(head_rows, slice(0, mla.nope_head_dim), is_turned=True),)),
+        "v_up": TensorSource(kv_b, (HeadRows(head_rows, slice(mla.nope_head_dim, head_rows)),)),
         "o": TensorSource(("self_attn.o_proj.weight",)),
         "o_bias": TensorSource(("self_attn.o_proj.bias",)),
         "mlp_norm": TensorSource(("post_attention_layernorm.weight",)),
     }
-
-
-def _heads(weight: np.ndarray, num_heads: int) -> np.ndarray:
-    return weight.reshape(num_heads, -1, *weight.shape[1:])
 
 
 def name_table(config: ModelConfig, source: str) -> NameTable:
@@ -185,16 +154,25 @@ def _gguf_table(config: ModelConfig) -> NameTable:
         "attention_norm": TensorSource(("attn_norm.weight",)),
         "q": TensorSource(("attn_q.weight",), (q_rows,)),
         "q_a": TensorSource(("attn_q_a.weight",)),
+        "q_a_bias": TensorSource(("attn_q_a.bias",)),
         "q_a_norm": TensorSource(("attn_q_a_norm.weight",)),
         "q_b": TensorSource(("attn_q_b.weight",), (q_rows,)),
         "kv_a": TensorSource(("attn_kv_a_mqa.weight",), (kv_rows,)),
+        "kv_a_bias": TensorSource(("attn_kv_a_mqa.bias",), (kv_rows,)),
         "kv_a_norm": TensorSource(("attn_kv_a_norm.weight",)),
         "k_up": TensorSource(("attn_k_b.weight",)),
         "v_up": TensorSource(("attn_v_b.weight",)),
         "o": TensorSource(("attn_output.weight",)),
+        "o_bias": TensorSource(("attn_output.bias",)),
         "mlp_norm": TensorSource(("ffn_norm.weight",)),
     }
     return NameTable(names.gguf_sources(specs(config, np.float32), layer), names.later_layers(config, r"blk\."))
 
 
-FAMILY = Family(specs, name_table, forward, head_logits, int8_names=("q", "q_a", "q_b", "kv_a", "o", "gate_up", "down"))
+FAMILY = Family(
+    specs,
+    name_table,
+    functools.partial(decoder_forward, attention=latent_attention),
+    head_logits,
+    int8_names=("q", "q_a", "q_b", "kv_a", "o", "gate_up", "down"),
+)

@@ -9,6 +9,7 @@ from jaxspec.models import names
 from jaxspec.models.base import Family
 from jaxspec.models.decoder import DENSE_NAMES, decoder_forward, decoder_specs, head_logits
 from jaxspec.weights.names import NameTable, TensorSource
+from jaxspec.weights.transforms import Flat
 
 
 def name_table(config: ModelConfig, source: str) -> NameTable:
@@ -20,18 +21,13 @@ def name_table(config: ModelConfig, source: str) -> NameTable:
     else:
         table = {**names.HF_ATTENTION, **names.HF_MLP}
         if config.moe is not None:
-            bias = TensorSource(("mlp.moe_statics.e_score_correction_bias",), (_flat,))
+            bias = TensorSource(("mlp.moe_statics.e_score_correction_bias",), (Flat(),))
             table |= {**names.hf_mlp_experts(config, "mlp.gate"), "router_bias": bias}
     for path in ("qkv", "qkv_bias"):
         table[path] = dataclasses.replace(table[path], transforms=in_halves)
     if source == "gguf":
         return NameTable(names.gguf_sources(specs, table))
     return NameTable(names.hf_sources(config, specs, table), (*names.hf_unread(config), r"model\.mtp_.*"))
-
-
-def _flat(bias: np.ndarray) -> np.ndarray:
-    """[1, E] as it is stored -> [E]."""
-    return bias.reshape(-1)
 
 
 FAMILY = Family(decoder_specs, name_table, decoder_forward, head_logits, int8_names=DENSE_NAMES)

@@ -15,7 +15,9 @@ from jaxspec.models.base import Family, Tokens, Weights
 from jaxspec.models.decoder import DENSE_NAMES, Layer, head_logits, norm_specs, run_layers, with_ends, with_streams
 from jaxspec.models.layers import embed, gated_mlp, gelu_tanh, mlp_specs, rms_norm
 from jaxspec.models.rope import rope_tables
+from jaxspec.types import Pool
 from jaxspec.weights.names import NameTable, TensorSource
+from jaxspec.weights.transforms import PlusOne
 
 _NORMS = ("attention_norm", "after_attention_norm", "mlp_norm", "after_mlp_norm")
 
@@ -28,8 +30,8 @@ def specs(config: ModelConfig, dtype: Any) -> Weights:
 
 
 def forward(
-    weights: Weights, config: ModelConfig, tokens: Tokens, pool: jax.Array, aux_streams: tuple[int, ...] = ()
-) -> tuple[jax.Array, jax.Array]:
+    weights: Weights, config: ModelConfig, tokens: Tokens, pool: Pool, aux_streams: tuple[int, ...] = ()
+) -> tuple[jax.Array, Pool]:
     """As `jaxspec.models.decoder.decoder_forward`."""
     assert config.rope is not None
     # The constant was rounded to the activations' type in training, which is the weights'.
@@ -82,15 +84,11 @@ def name_table(config: ModelConfig, source: str) -> NameTable:
         "q_norm": "self_attn.q_norm",
         "k_norm": "self_attn.k_norm",
     }
-    plus_one = {path: TensorSource((f"{name}.weight",), (_plus_one,)) for path, name in norms.items()}
-    ends = {**names.HF_ENDS, "final_norm": TensorSource(("norm.weight",), (_plus_one,))}
+    plus_one = {path: TensorSource((f"{name}.weight",), (PlusOne(),)) for path, name in norms.items()}
+    ends = {**names.HF_ENDS, "final_norm": TensorSource(("norm.weight",), (PlusOne(),))}
     layer = {**names.HF_ATTENTION, **names.HF_MLP, **plus_one}
     unread = (*names.hf_unread(config), r"(model\.)?(vision_tower|multi_modal_projector)\..*")
     return NameTable(names.hf_sources(config, specs(config, np.float32), layer, ends), unread)
-
-
-def _plus_one(weight: np.ndarray) -> np.ndarray:
-    return weight.astype(np.float32) + 1  # in float32: 1 + w in half precision would lose most of w
 
 
 FAMILY = Family(specs, name_table, forward, head_logits, int8_names=DENSE_NAMES)

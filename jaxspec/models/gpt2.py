@@ -12,8 +12,9 @@ from jaxspec.models.attention import Place, attention_specs, self_attention
 from jaxspec.models.base import Family, Tokens, Weights
 from jaxspec.models.decoder import Layer, head_logits, norm_specs, run_layers, with_ends, with_streams
 from jaxspec.models.layers import NORM_DTYPE, embed, gelu_tanh, layer_norm, linear
-from jaxspec.types import ArraySpec
+from jaxspec.types import ArraySpec, Pool
 from jaxspec.weights.names import NameTable, TensorSource
+from jaxspec.weights.transforms import Axes
 
 
 def specs(config: ModelConfig, dtype: Any) -> Weights:
@@ -40,8 +41,8 @@ def specs(config: ModelConfig, dtype: Any) -> Weights:
 
 
 def forward(
-    weights: Weights, config: ModelConfig, tokens: Tokens, pool: jax.Array, aux_streams: tuple[int, ...] = ()
-) -> tuple[jax.Array, jax.Array]:
+    weights: Weights, config: ModelConfig, tokens: Tokens, pool: Pool, aux_streams: tuple[int, ...] = ()
+) -> tuple[jax.Array, Pool]:
     """As `jaxspec.models.decoder.decoder_forward`; positions lie in [0, max_position_embeddings)."""
     x_BTD = embed(weights["embed"], tokens.token_ids_BT)
     x_BTD = x_BTD + embed(weights["positions"], jnp.maximum(tokens.positions_BT, 0))
@@ -89,8 +90,8 @@ def name_table(config: ModelConfig, source: str) -> NameTable:
         }
         return NameTable(names.gguf_sources(specs(config, np.float32), layer, ends))
     layer = _both("ln_1", "attention_norm", "attention_norm_bias") | _both("ln_2", "mlp_norm", "mlp_norm_bias")
-    layer |= _both("attn.c_attn", "qkv", "qkv_bias", np.transpose) | _both("attn.c_proj", "o", "o_bias", np.transpose)
-    layer |= _both("mlp.c_fc", "up", "up_bias", np.transpose) | _both("mlp.c_proj", "down", "down_bias", np.transpose)
+    layer |= _both("attn.c_attn", "qkv", "qkv_bias", Axes((1, 0))) | _both("attn.c_proj", "o", "o_bias", Axes((1, 0)))
+    layer |= _both("mlp.c_fc", "up", "up_bias", Axes((1, 0))) | _both("mlp.c_proj", "down", "down_bias", Axes((1, 0)))
     ends = _both("ln_f", "final_norm", "final_norm_bias")
     ends |= {"embed": TensorSource(("wte.weight",)), "positions": TensorSource(("wpe.weight",))}
     prefix = config.tensor_prefix

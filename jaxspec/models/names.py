@@ -7,15 +7,16 @@ import numpy as np
 
 from jaxspec.config.model import ModelConfig
 from jaxspec.types import ArraySpec
-from jaxspec.weights.names import TensorSource, Transform
+from jaxspec.weights.names import TensorSource
+from jaxspec.weights.transforms import Axes, RowOrder
 
 Names = Mapping[str, TensorSource]
 
 
-def _in_out(stack: np.ndarray) -> np.ndarray:
-    """Experts [out, in], as files have them -> [in, out], as they are multiplied."""
-    return stack.swapaxes(1, 2)
-
+# Experts [out, in], as files have them -> [in, out], as they are multiplied.
+_in_out = Axes((0, 2, 1))
+# One expert as a stack of one, so that experts join along the stack.
+_alone = Axes((0, 2, 1), is_lone=True)
 
 # Where a parameter of a layer lies in most Hugging Face checkpoints, after "model.layers.N.".
 HF_ATTENTION: Names = {
@@ -58,7 +59,9 @@ GGUF_EXPERTS: Names = {
     "experts_up": TensorSource(("ffn_up_exps.weight",), (_in_out,)),
     "experts_down": TensorSource(("ffn_down_exps.weight",), (_in_out,)),
     "shared.gate_up": TensorSource(("ffn_gate_shexp.weight", "ffn_up_shexp.weight")),
+    "shared.gate_up_bias": TensorSource(("ffn_gate_shexp.bias", "ffn_up_shexp.bias")),
     "shared.down": TensorSource(("ffn_down_shexp.weight",)),
+    "shared.down_bias": TensorSource(("ffn_down_shexp.bias",)),
 }
 # The outermost tensors; head names with a leading "/" do not stand under the model's prefix.
 HF_ENDS: Names = {
@@ -69,6 +72,7 @@ GGUF_ENDS: Names = {
     "embed": TensorSource(("token_embd.weight",)),
     "final_norm": TensorSource(("output_norm.weight",)),
     "head": TensorSource(("output.weight",)),
+    "head_bias": TensorSource(("output.bias",)),
 }
 
 
@@ -112,6 +116,8 @@ def hf_sources(config: ModelConfig, specs: Any, layer: Names, ends: Names = HF_E
     table = fill(specs, ends, lambda name: prefix + name, lambda i, name: f"{prefix}layers.{i}.{name}", layer)
     if "head" in specs:
         table["head"] = TensorSource((hf_head(config),))
+    if "head_bias" in specs:
+        table["head_bias"] = TensorSource((hf_head(config).removesuffix("weight") + "bias",))
     return table
 
 
@@ -160,18 +166,13 @@ def _renamed(source: TensorSource, rename: Callable[[str], str]) -> TensorSource
     return TensorSource(tuple(rename(name) for name in source.names), source.transforms)
 
 
-def _alone(weight: np.ndarray) -> np.ndarray:
-    """One expert as a stack of one, so that experts join along the stack."""
-    return _in_out(weight[None])
-
-
-def halves_of_pairs(num_heads: int, rows: slice = slice(None)) -> Transform:
+def halves_of_pairs(num_heads: int, rows: slice = slice(None)) -> RowOrder:
     """Reorders each head's rows (or those in `rows`) from pairs (2j, 2j + 1) to (j, j + half), q's and k's alike.
 
     Scores stay what they were, and every model runs the half-split rotation.
     """
 
-    def transform(weight: np.ndarray) -> np.ndarray:
+    def reorder(weight: np.ndarray) -> np.ndarray:
         heads = weight.reshape(num_heads, -1, *weight.shape[1:])
         turning = heads[:, rows]
         count = turning.shape[1]
@@ -182,4 +183,4 @@ def halves_of_pairs(num_heads: int, rows: slice = slice(None)) -> Transform:
         start = rows.indices(heads.shape[1])[0]
         return np.concatenate([heads[:, :start], turning], axis=1).reshape(weight.shape)
 
-    return transform
+    return RowOrder(reorder)

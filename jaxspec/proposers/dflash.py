@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from jaxspec.cache.pages import new_pool
 from jaxspec.config.heads import DflashConfig
 from jaxspec.models.base import Tokens
 from jaxspec.models.heads import dflash as head
@@ -16,14 +17,14 @@ from jaxspec.proposers.base import Proposer, RowView
 from jaxspec.proposers.drawing import SampleMethod, as_drafts, next_draft, room_for
 from jaxspec.proposers.inputs import tokens_at
 from jaxspec.proposers.seen import Seen, nothing_seen, see_prompt, see_round, to_take_in
-from jaxspec.types import Drafts
+from jaxspec.types import Drafts, Pool
 
 
 @struct.dataclass
 class DflashState:
     """pool: keys and values of the positions taken in; a block's own lie behind them and are overwritten."""
 
-    pool: jax.Array  # [L*P, 2G, S, H]
+    pool: Pool  # [L*P, 2G, S, H]
     seen: Seen
 
 
@@ -47,7 +48,7 @@ def dflash(
 
     def init(num_rows: int) -> DflashState:
         size = config.target_hidden_size * len(config.aux_streams)
-        return DflashState(pool=jnp.zeros(pool_shape, pool_dtype), seen=nothing_seen(num_rows, num_tokens + 1, size))
+        return DflashState(pool=new_pool(pool_shape, pool_dtype), seen=nothing_seen(num_rows, num_tokens + 1, size))
 
     def prefill(weights, state: DflashState, rows_B, tokens: Tokens, seen_BTX) -> DflashState:
         streams_BTX = seen_BTX[:, :, hidden_size:]

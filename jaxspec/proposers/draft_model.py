@@ -6,12 +6,13 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from jaxspec.cache.pages import new_pool
 from jaxspec.config.model import ModelConfig
 from jaxspec.models.base import Family, Tokens
 from jaxspec.proposers.base import Proposer, RowView
 from jaxspec.proposers.drawing import SampleMethod, draft_in_steps, next_draft, room_for
 from jaxspec.proposers.inputs import tokens_at
-from jaxspec.types import Drafts
+from jaxspec.types import Drafts, Pool
 
 
 @struct.dataclass
@@ -19,7 +20,7 @@ class DraftModelState:
     """pool: the draft's own pages, same ids as the target's; cached_R: positions [0, cached) of a row hold the keys of
     committed tokens, whatever a rejected draft wrote beyond."""
 
-    pool: jax.Array  # [L*P, 2G, S, H]
+    pool: Pool  # [L*P, 2G, S, H]
     cached_R: jax.Array  # i32
 
 
@@ -57,7 +58,7 @@ def draft_model(
     J = num_tokens + 1
 
     def init(num_rows: int) -> DraftModelState:
-        return DraftModelState(pool=jnp.zeros(pool_shape, pool_dtype), cached_R=jnp.zeros(num_rows, jnp.int32))
+        return DraftModelState(pool=new_pool(pool_shape, pool_dtype), cached_R=jnp.zeros(num_rows, jnp.int32))
 
     def run(weights, pool, token_ids_BT, positions_BT, view_pages_BM):
         if has_own_vocabulary:

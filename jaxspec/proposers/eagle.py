@@ -11,20 +11,21 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from jaxspec.cache.pages import new_pool
 from jaxspec.models.base import Tokens
 from jaxspec.models.heads.base import RecurrentHead, head_logits
 from jaxspec.proposers.base import Proposer, RowView
 from jaxspec.proposers.drawing import SampleMethod, draft_in_steps, next_draft, room_for
 from jaxspec.proposers.inputs import tokens_at
 from jaxspec.proposers.seen import Seen, nothing_seen, see_prompt, see_round, to_take_in
-from jaxspec.types import Drafts
+from jaxspec.types import Drafts, Pool
 
 
 @struct.dataclass
 class EagleState:
     """pool: the head's own pages, same ids as the target's; entries beyond what was taken in are overwritten."""
 
-    pool: jax.Array  # [L*P, 2G, S, H]
+    pool: Pool  # [L*P, 2G, S, H]
     seen: Seen
 
 
@@ -63,7 +64,7 @@ def eagle(
         return seen_BTX[:, :, hidden_size:] if reads_streams else seen_BTX
 
     def init(num_rows: int) -> EagleState:
-        return EagleState(pool=jnp.zeros(pool_shape, pool_dtype), seen=nothing_seen(num_rows, num_tokens + 1, size))
+        return EagleState(pool=new_pool(pool_shape, pool_dtype), seen=nothing_seen(num_rows, num_tokens + 1, size))
 
     def run(weights, pool, token_ids_BT, positions_BT, pages_BM, features_BTD):
         tokens = tokens_at(token_ids_BT, positions_BT, pages_BM, block_size=pool_shape[2], max_model_len=max_model_len)

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from jaxspec.cache.pages import new_pool
 from jaxspec.config.heads import MtpConfig
 from jaxspec.models.base import Tokens
 from jaxspec.models.heads import mtp as head
@@ -21,7 +22,7 @@ from jaxspec.models.heads.base import head_logits
 from jaxspec.proposers.base import Proposer, RowView
 from jaxspec.proposers.drawing import SampleMethod, as_drafts, next_draft, room_for
 from jaxspec.proposers.inputs import tokens_at
-from jaxspec.types import Drafts
+from jaxspec.types import Drafts, Pool
 
 
 @struct.dataclass
@@ -31,7 +32,7 @@ class ModulesState:
     token_ids_Rk: the last K - 1 tokens of what was prefilled; meaningless once the row decodes.
     """
 
-    pool: jax.Array  # [L*P, 2G, S, H], module k in the place of layer k
+    pool: Pool  # [L*P, 2G, S, H], module k in the place of layer k
     states_RWX: jax.Array  # f32, W = K - 1 + J
     first_R: jax.Array  # i32
     count_R: jax.Array  # i32, 0..J
@@ -57,7 +58,7 @@ def mtp_modules(
 
     def init(num_rows: int) -> ModulesState:
         return ModulesState(
-            pool=jnp.zeros(pool_shape, pool_dtype),
+            pool=new_pool(pool_shape, pool_dtype),
             states_RWX=jnp.zeros((num_rows, old + K + 1, hidden_size), jnp.float32),
             first_R=jnp.zeros(num_rows, jnp.int32),
             count_R=jnp.zeros(num_rows, jnp.int32),

@@ -9,7 +9,7 @@ from flax import struct
 from jaxspec.sampling.edit_table import EditTable, neutral_edits
 from jaxspec.sampling.processors import LogitsProcessor
 from jaxspec.sampling.table import neutral_table
-from jaxspec.types import SamplingTable, TokenLogprobs
+from jaxspec.types import Pool, SamplingTable, TokenLogprobs
 
 MAX_STOP_IDS = 64  # EOS and stop ids a row; a request with more is refused by name
 
@@ -32,7 +32,7 @@ class DecodeState:
     stop_ids_RW: jax.Array  # i32, EOS and stop token ids; -1 = none
     table: SamplingTable  # of R rows
     edits: EditTable  # of R rows
-    pool: jax.Array  # [L*P, 2G, S, H], the target's pages
+    pool: Pool  # [L*P, 2G, S, H], the target's pages
     proposer: Any  # the proposer's own state
 
 
@@ -63,7 +63,7 @@ def initial_state(
     max_rows: int,
     max_model_len: int,
     vocab_size: int,
-    pool: jax.Array,
+    pool: Pool,
     proposer_state: Any,
     processors: tuple[LogitsProcessor, ...] = (),
 ) -> DecodeState:

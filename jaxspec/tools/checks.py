@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from jaxspec.config.resolve import ResolvedConfig
 from jaxspec.engine.core import EngineCore
 from jaxspec.errors import ConfigError, RequestError
 from jaxspec.metrics.acceptance import AcceptanceStats
@@ -19,8 +20,8 @@ from jaxspec.tools.statistics import ALPHA, DistributionTest
 from jaxspec.tools.teacher import Teacher
 
 # How far apart two tokens' logits may be for rounding to decide between them: passes over one position and over several
-# do not sum in the same order.
-MARGINS = {"float32": 1e-3, "bfloat16": 0.25}
+# do not sum in the same order. An int8 cache rounds a sum that lies on the edge of two integers to either.
+MARGINS = {"float32": 1e-3, "bfloat16": 0.25, "int8": 0.1}
 
 PROVED_BY_EQUALITY = ("greedy", "coupled")
 PROVED_BY_DISTRIBUTION = ("standard", "block")
@@ -68,6 +69,11 @@ def rule_of(core: EngineCore, params: SamplingParams) -> str:
     return rule
 
 
+def margin_of(config: ResolvedConfig) -> float:
+    """The coarser of what weights and cache are kept in."""
+    return max(MARGINS[config.dtype], MARGINS[config.kv_cache_dtype])
+
+
 def verify(
     core: EngineCore,
     prompts: Sequence[list[int]],
@@ -87,7 +93,7 @@ def verify(
         prompts: token ids.
         params: of every request; with n > 1 each prompt is asked n times, by requests with seeds of their own.
         seed: of the first request, and of the statistics' own random numbers.
-        margin: tokens whose logits are nearer than this are a tie; None: what MARGINS has for the engine's dtype.
+        margin: tokens whose logits are nearer than this are a tie; None: what MARGINS has for the engine's dtypes.
 
     Returns:
         The report: "verdict" is "lossless" or "fault", "ties" and "faults" list `Finding`s, "tests" the statistics.
@@ -99,7 +105,7 @@ def verify(
     rule = rule_of(core, params)
     if not prompts:
         raise RequestError("verify needs prompts, got none; give at least one", param="prompts")
-    margin = MARGINS[core.config.dtype] if margin is None else margin
+    margin = margin_of(core.config) if margin is None else margin
     asked = [Asked(i % len(prompts), prompts[i % len(prompts)], seed + i) for i in range(len(prompts) * params.n)]
     one = dataclasses.replace(params, n=1)
     stats = AcceptanceStats(core.config.num_speculative_tokens)

@@ -11,13 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jaxspec.config.fields import read_json
 from jaxspec.errors import ConfigError, JaxspecError, WeightsError
 from jaxspec.models.registry import family_of
 from jaxspec.text.tokenizer import load_tokenizer
 from jaxspec.weights.aliases import resolve_model
 from jaxspec.weights.checkpoint import find_checkpoint, main_dtype, open_checkpoint, open_tensors
-from jaxspec.weights.export import hf_configs, renamed
+from jaxspec.weights.export import renamed
+from jaxspec.weights.export_config import as_folder, hf_configs
+from jaxspec.weights.load import check
 from jaxspec.weights.reader import Reader
 from jaxspec.weights.write import planned_dtypes, write_shards
 
@@ -150,8 +154,10 @@ def _from_gguf(path: Path, folder: Path, dtype: str) -> tuple[Reader, list[str]]
     checkpoint = open_checkpoint(path)
     try:
         family = family_of(checkpoint.config.family)
-        found, wanted = (family.name_table(checkpoint.config, source) for source in ("gguf", "hf"))
-        reader = renamed(checkpoint.reader, found, wanted)
+        specs = family.specs(checkpoint.config, np.dtype(np.float32))
+        found = family.name_table(checkpoint.config, "gguf")
+        check(checkpoint.reader, specs, found)
+        reader = renamed(checkpoint.reader, specs, found, family.name_table(as_folder(checkpoint.config), "hf"))
         config = checkpoint.config if dtype == "auto" else checkpoint.config.model_copy(update={"dtype": dtype})
         values, generation = hf_configs(config, reader.tensors)
     except JaxspecError:
@@ -160,6 +166,8 @@ def _from_gguf(path: Path, folder: Path, dtype: str) -> tuple[Reader, list[str]]
     _write_json(folder / "config.json", values)
     _write_json(folder / "generation_config.json", generation)
     notes = []
+    if checkpoint.config.num_mtp_layers:
+        notes.append("the multi-token-prediction module is not written")
     try:
         _write_tokenizer(path, folder)
     except ConfigError as error:

@@ -13,12 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.cache.pages import pool_shape, slots_of
+from jaxspec.cache.pages import new_pool, pool_shape, slots_of
 from jaxspec.metrics.acceptance import AcceptanceStats
 from jaxspec.models.base import Tokens
 from jaxspec.proposers.base import Proposer, RowView
 from jaxspec.sampling.table import neutral_table
 from jaxspec.step.target import Target
+from jaxspec.types import Pool
 
 Text = tuple[Sequence[int], Sequence[int]]  # prompt and answer
 
@@ -54,7 +55,7 @@ class Replay:
         for row, (prompt, answer) in enumerate(texts):
             self.history_BC[row, : self._len_B[row]] = [*prompt, *answer]
         tokens = self._tokens(num_tokens, self._len_B, block_size)
-        pool = jnp.zeros(pool_shape(target.config, len(texts) * self._num_pages, block_size), dtype)
+        pool = new_pool(pool_shape(target.config, len(texts) * self._num_pages, block_size), dtype)
         self._block_size = block_size
         self._weights = weights
         self._seen_BTX = _see(target, self._streams, weights, tokens, pool)
@@ -139,7 +140,7 @@ class Hits:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _see(target: Target, streams: tuple[int, ...], weights: Any, tokens: Tokens, pool: jax.Array) -> jax.Array:
+def _see(target: Target, streams: tuple[int, ...], weights: Any, tokens: Tokens, pool: Pool) -> jax.Array:
     seen_BTX, _ = target.family.forward(weights, target.config, tokens, pool, streams)
     return seen_BTX
 

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.cache.pages import pool_shape, slots_of
+from jaxspec.cache.pages import new_pool, pool_shape, slots_of
 from jaxspec.engine.build import EngineParts
 from jaxspec.models.base import Tokens
 from jaxspec.step.rounds import Target
+from jaxspec.types import Pool
 
 PROMPT_CHUNK = 64  # prompt tokens a row in one pass
 ANSWER_CHUNK = 16  # answer tokens a row in one pass, where any shape will do
@@ -35,7 +35,7 @@ class Teacher:
         self._width = config.num_speculative_tokens + 1 if one_by_one and config.exact else self._stride
         pages_a_row = -(-max_len // config.block_size)
         shape = pool_shape(parts.target.config, self._rows * pages_a_row, config.block_size)
-        self._pool = jnp.zeros(shape, jnp.dtype(config.kv_cache_dtype))
+        self._pool = new_pool(shape, config.kv_cache_dtype)
         self._pages_BM = np.arange(self._rows * pages_a_row, dtype=np.int32).reshape(self._rows, pages_a_row)
         self._target = parts.target
 
@@ -74,7 +74,7 @@ class Teacher:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
-def _forward(target: Target, with_logits: bool, weights: Any, pool: jax.Array, ids_BT, positions_BT, pages_BM):
+def _forward(target: Target, with_logits: bool, weights: Any, pool: Pool, ids_BT, positions_BT, pages_BM):
     tokens = Tokens(
         token_ids_BT=ids_BT,
         positions_BT=positions_BT,

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxspec.errors import ConfigError, WeightsError
-from jaxspec.weights.reader import Reader, TensorInfo
+from jaxspec.weights.reader import Index, Reader, TensorInfo
 
 logger = logging.getLogger(__name__)
 
@@ -68,27 +68,35 @@ class Float8Reader:
             if name not in unlisted
         }
 
-    def read(self, name: str, dtype: np.dtype | None = None) -> np.ndarray:
-        """One tensor, cast to `dtype` if given; a float8 weight is a fresh array.
+    def read(self, name: str, dtype: np.dtype | None = None, index: Index | None = None) -> np.ndarray:
+        """One tensor or the part at `index`, cast to `dtype` if given; a float8 weight is a fresh array.
 
         Raises:
           WeightsError: no such tensor, or the reader is closed.
         """
         if name not in self._scales:
-            return self._reader.read(name, dtype)
-        values = self._reader.read(name)
+            return self._reader.read(name, dtype, index)
+        shape = self.tensors[name].shape
+        if index is not None and len(shape) != 2:
+            return self.read(name, dtype)[index]  # experts in one stack, with one scale
+        values = self._reader.read(name, None, index)
         scale = np.asarray(self._reader.read(self._scales[name], np.dtype(np.float32)))
-        rows, columns = _spread(scale.shape, values.shape, self._block, name)
+        rows, columns = _spread(scale.shape, shape, self._block, name)
         out = np.empty(values.shape, np.float32 if dtype is None else dtype)
         if not out.size:
             return out
-        width = values.shape[-1] if values.ndim else 1
+        width = shape[-1] if shape else 1
+        first, _, _ = (slice(None) if index is None else index[0]).indices(math.prod(shape) // width)
+        columns_wanted = slice(None) if index is None else index[1]
         scale = scale.reshape(-1, scale.shape[-1] if columns < width else 1)
-        rows_in, rows_out = values.reshape(-1, width), out.reshape(-1, width)
-        for index, start in enumerate(range(0, len(rows_in), rows)):
+        columns_read = len(range(width)[columns_wanted])
+        rows_in, rows_out = values.reshape(-1, columns_read), out.reshape(-1, columns_read)
+        end = first + len(rows_in)
+        for block in range(first // rows, -(-end // rows)):
             # A lone scale is the last one for all rows.
-            factors = np.repeat(scale[min(index, len(scale) - 1)], columns)[:width]
-            rows_out[start : start + rows] = rows_in[start : start + rows].astype(np.float32) * factors
+            factors = np.repeat(scale[min(block, len(scale) - 1)], columns)[:width][columns_wanted]
+            part = slice(max(block * rows - first, 0), (block + 1) * rows - first)
+            rows_out[part] = rows_in[part].astype(np.float32) * factors
         return out
 
     def release(self, name: str) -> None:

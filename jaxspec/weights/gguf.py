@@ -13,7 +13,7 @@ import numpy as np
 from jaxspec.config.gguf_header import GgufTensor, read_gguf_header
 from jaxspec.errors import WeightsError
 from jaxspec.weights.mapped import MappedFile
-from jaxspec.weights.reader import TensorInfo, check_readable, is_shape
+from jaxspec.weights.reader import Index, TensorInfo, check_readable, is_shape
 
 # Values dequantised at a time: small enough to stay in the cache until they are cast, large enough to amortise numpy.
 BLOCK_VALUES = 1 << 18
@@ -59,8 +59,9 @@ class GgufReader:
         self._file: MappedFile | None = MappedFile(self.path)
         self._threads = ThreadPoolExecutor(NUM_THREADS, "gguf")  # starts none before the first quantised read
 
-    def read(self, name: str, dtype: np.dtype | None = None) -> np.ndarray:
-        """One tensor, cast to `dtype` if given; plain types are views of the file, quantised ones fresh arrays.
+    def read(self, name: str, dtype: np.dtype | None = None, index: Index | None = None) -> np.ndarray:
+        """One tensor or the part at `index`, cast to `dtype` if given; plain types are views of the file,
+        quantised ones fresh arrays, dequantised in whole blocks of the last axis.
 
         Raises:
           WeightsError: no such tensor, or the reader is closed.
@@ -72,9 +73,12 @@ class GgufReader:
         data = self._file.view(start, start + num_bytes)
         if type_name in _PLAIN_DTYPES:
             plain = data.view(info.dtype).reshape(info.shape)
+            plain = plain if index is None else plain[index]
             return plain if dtype is None else plain.astype(dtype, copy=False)
         wanted = np.dtype(np.float32) if dtype is None else np.dtype(dtype)
-        return _dequantize(data, type_name, info.shape, wanted, self._threads)
+        if index is None:
+            return _dequantize(data, type_name, info.shape, wanted, self._threads)
+        return _dequantize_part(data, type_name, info.shape, wanted, self._threads, index)
 
     def release(self, name: str) -> None:
         """Lets the tensor's pages leave memory; views of it stay valid."""
@@ -147,6 +151,26 @@ def _can_dequantize(type_name: str) -> bool:
     except NotImplementedError:
         return False
     return True
+
+
+def _dequantize_part(
+    data: np.ndarray,
+    type_name: str,
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    threads: ThreadPoolExecutor,
+    index: Index,
+) -> np.ndarray:
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    block_values, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[type_name]]
+    start, stop, _ = index[-1].indices(shape[-1])
+    first, end = start // block_values, -(-stop // block_values)
+    row_bytes = shape[-1] // block_values * block_bytes
+    blocks = data.reshape(*shape[:-1], row_bytes)[(*index[:-1], slice(first * block_bytes, end * block_bytes))]
+    whole_blocks = (*blocks.shape[:-1], (end - first) * block_values)
+    part = _dequantize(blocks, type_name, whole_blocks, dtype, threads)
+    return part[..., start - first * block_values : stop - first * block_values]
 
 
 def _dequantize(

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from jaxspec.types import ArraySpec, Int8Weight
-from jaxspec.weights.load import copy_to_device
+from jaxspec.weights.load import Parameter, copy_to_device
 
 MAX_INT8 = 127  # -128 is left out, so that the range is symmetric
 
@@ -38,10 +38,10 @@ class Int8Put:
             is_leaf=lambda leaf: isinstance(leaf, ArraySpec),
         )
 
-    def __call__(self, array: np.ndarray, path: str) -> Any:
-        if not self._is_int8(path.rpartition(".")[2]):
-            return copy_to_device(array)
-        values_oi, scale_o = quantize(array)
+    def __call__(self, parameter: Parameter) -> Any:
+        if not self._is_int8(parameter.path.rpartition(".")[2]):
+            return copy_to_device(parameter.read())
+        values_oi, scale_o = quantize(parameter.read())
         return Int8Weight(values_oi=copy_to_device(values_oi), scale_o=copy_to_device(scale_o), dtype=self._dtype)
 
     def _is_int8(self, name: str) -> bool:

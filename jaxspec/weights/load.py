@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -12,16 +13,71 @@ import numpy as np
 from jaxspec.errors import WeightsError
 from jaxspec.types import ArraySpec
 from jaxspec.weights.names import NameTable, TensorSource
-from jaxspec.weights.reader import Reader, TensorInfo
+from jaxspec.weights.reader import Index, Reader, TensorInfo, shape_at
+from jaxspec.weights.transforms import part_of
 
 logger = logging.getLogger(__name__)
 
-Put = Callable[[np.ndarray, str], Any]
 MAX_LISTED = 40  # problems of one kind spelled out; a wrong checkpoint has thousands
 
 
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a checkpoint, of which nothing is read yet."""
+
+    path: str
+    spec: ArraySpec
+    reader: Reader
+    source: TensorSource
+
+    def read(self, index: Index | None = None) -> np.ndarray:
+        """All of it, or the part at `index` (one slice an axis, of step 1), in the dtype of its spec.
+
+        The result may be a view of the mapped file. Of a part no more is read than the reader and the tensor's
+        transform need for it.
+        """
+        dtype, shape = np.dtype(self.spec.dtype), self.spec.shape
+        if index is None:
+            return _assemble(self.reader, self.source, self.spec)
+        index = tuple(slice(*one.indices(size)) for one, size in zip(index, shape, strict=True))
+        if len(self.source.names) == 1:
+            return _slice(self.reader, self.source, 0, index, dtype)
+        out = np.empty(shape_at(shape, index), dtype)
+        start = 0
+        for number in range(len(self.source.names)):
+            length = shape_of(self.source, [self.reader.tensors[self.source.names[number]]], number)[0]
+            # What the part wants of these rows, counted from the first of them.
+            first, last = max(index[0].start - start, 0), min(index[0].stop - start, length)
+            if first < last:
+                rows = slice(start + first - index[0].start, start + last - index[0].start)
+                out[rows] = _slice(self.reader, self.source, number, (slice(first, last), *index[1:]), dtype)
+            start += length
+        return out
+
+
+Put = Callable[[Parameter], Any]
+
+
+def sharded(sharding_of: Callable[[Parameter], jax.sharding.Sharding]) -> Put:
+    """A `put` for many devices, on this host and others: a host reads the shards of its devices, each once."""
+
+    def put(parameter: Parameter) -> jax.Array:
+        shape, shards = parameter.spec.shape, {}
+
+        def read(index: Index | None) -> np.ndarray:
+            assert index is not None  # JAX names a part for each device
+            key = tuple((one.start, one.stop) for one in index)
+            if key not in shards:
+                shards[key] = np.array(parameter.read(index))  # a copy, as in `copy_to_device`
+            return shards[key]
+
+        return jax.block_until_ready(jax.make_array_from_callback(shape, sharding_of(parameter), read))
+
+    return put
+
+
 def load(reader: Reader, specs: Any, table: NameTable, *, put: Put | None = None) -> Any:
-    """Reads every parameter, casts it to its spec's dtype on the host and hands it to `put`, one at a time.
+    """Hands every parameter to `put`, one at a time, to be read in the dtype of its spec.
 
     All names and shapes are checked before the first byte of weights is read, so that a model is never half loaded.
 
@@ -29,7 +85,8 @@ def load(reader: Reader, specs: Any, table: NameTable, *, put: Put | None = None
       reader: the open checkpoint.
       specs: nested dicts and lists of ArraySpec; a parameter's path is its keys joined by ".".
       table: where each path comes from.
-      put: takes one array and its path and brings it to the device (default: the default device).
+      put: takes one parameter, reads what it needs of it and brings that to the device; by default all of it to the
+        default device, and `sharded` makes one for many.
 
     Returns:
       The tree of `specs` with what `put` gave in place of each ArraySpec.
@@ -37,12 +94,12 @@ def load(reader: Reader, specs: Any, table: NameTable, *, put: Put | None = None
     Raises:
       WeightsError: naming every missing, unexpected and misshaped tensor.
     """
-    put = put or (lambda array, _: copy_to_device(array))
+    put = put or (lambda parameter: copy_to_device(parameter.read()))
     check(reader, specs, table)
-    flat = dict(_flatten(specs, ""))
+    flat = dict(flatten(specs))
     arrays = {}
     for path, spec in flat.items():
-        arrays[path] = put(_assemble(reader, table.sources[path], spec), path)
+        arrays[path] = put(Parameter(path, spec, reader, table.sources[path]))
         for name in table.sources[path].names:
             reader.release(name)
     return _unflatten(specs, "", arrays)
@@ -62,7 +119,7 @@ def check(reader: Reader, specs: Any, table: NameTable) -> list[str]:
     Returns:
       The tensors that the table allows to stay unread.
     """
-    flat_specs = dict(_flatten(specs, ""))
+    flat_specs = dict(flatten(specs))
     missing: list[str] = []
     misshaped: list[str] = []
     used: set[str] = set()
@@ -105,10 +162,13 @@ def check(reader: Reader, specs: Any, table: NameTable) -> list[str]:
     return list(ignored)
 
 
-def shape_of(source: TensorSource, infos: list[TensorInfo]) -> tuple[int, ...]:
-    """The shape that transforming and joining would give, found on stand-ins of stride 0 instead of weights."""
+def shape_of(source: TensorSource, infos: list[TensorInfo], first_index: int = 0) -> tuple[int, ...]:
+    """The shape that transforming and joining would give, found on stand-ins of stride 0 instead of weights.
+
+    infos: of the tensors from the first_index-th on.
+    """
     shapes = []
-    for index, info in enumerate(infos):
+    for index, info in enumerate(infos, first_index):
         transform = source.transform_of(index)
         stand_in = np.broadcast_to(np.zeros((), np.int8), info.shape)
         shapes.append((transform(stand_in) if transform else stand_in).shape)
@@ -139,6 +199,17 @@ def _part(reader: Reader, source: TensorSource, index: int, dtype: np.dtype) -> 
     return np.asarray(transform(reader.read(source.names[index]))).astype(dtype, copy=False)
 
 
+def _slice(reader: Reader, source: TensorSource, number: int, index: Index, dtype: np.dtype) -> np.ndarray:
+    name, transform = source.names[number], source.transform_of(number)
+    if transform is None:
+        return reader.read(name, dtype, index)
+
+    def fetch(wanted: Index | None) -> np.ndarray:
+        return reader.read(name) if wanted is None else reader.read(name, None, wanted)
+
+    return np.asarray(part_of(transform, fetch, index, reader.tensors[name].shape)).astype(dtype, copy=False)
+
+
 def _kind(dtype: np.dtype) -> str:
     return "float" if jnp.issubdtype(dtype, jnp.floating) else "bool" if dtype == np.bool_ else "integer"
 
@@ -154,12 +225,13 @@ def _children(tree: Any, prefix: str) -> Iterator[tuple[Any, str, Any]]:
         yield key, f"{prefix}.{key}" if prefix else str(key), child
 
 
-def _flatten(tree: Any, prefix: str) -> Iterator[tuple[str, ArraySpec]]:
+def flatten(tree: Any, prefix: str = "") -> Iterator[tuple[str, ArraySpec]]:
+    """(path, spec) of every parameter, its keys joined by "."."""
     if isinstance(tree, ArraySpec):
         yield prefix, tree
         return
     for _, path, child in _children(tree, prefix):
-        yield from _flatten(child, path)
+        yield from flatten(child, path)
 
 
 def _unflatten(tree: Any, prefix: str, arrays: dict[str, Any]) -> Any:

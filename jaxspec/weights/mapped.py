@@ -1,12 +1,16 @@
-"""Host. A file mapped read-only: views of its bytes, and pages that leave memory once they were read."""
+"""Host. Files mapped read-only: views of their bytes, and pages that leave memory once they were read."""
 
 import mmap
 import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
 from jaxspec.errors import WeightsError
+from jaxspec.weights.reader import Index, TensorInfo, check_readable
 
 
 class MappedFile:
@@ -31,3 +35,47 @@ class MappedFile:
         first = start // mmap.PAGESIZE * mmap.PAGESIZE
         if stop > first and hasattr(self._map, "madvise"):
             self._map.madvise(mmap.MADV_DONTNEED, first, stop - first)
+
+
+class MappedReader(ABC):
+    """A Reader whose tensors are views of mapped files; a form says where they lie, and what a view of one is."""
+
+    def __init__(self, path: Path, tensors: Mapping[str, TensorInfo], files: Iterable[Path]):
+        self.path, self.tensors = path, tensors
+        self._files: dict[Path, MappedFile] | None = {file: MappedFile(file) for file in files}
+
+    @abstractmethod
+    def _span(self, name: str) -> tuple[Path, int, int]:
+        """(file, first byte, past the last byte) of what leaves memory when the tensor is released."""
+
+    @abstractmethod
+    def _view(self, files: Mapping[Path, MappedFile], name: str) -> np.ndarray:
+        """The tensor, none of it read yet."""
+
+    def read(self, name: str, dtype: np.dtype | None = None, index: Index | None = None) -> np.ndarray:
+        """One tensor or the part at `index`, cast to `dtype` if given; otherwise a read-only view of the file.
+
+        Raises:
+          WeightsError: no such tensor, or the reader is closed.
+        """
+        check_readable(self.path, self._files is not None, name, self.tensors)
+        assert self._files is not None
+        view = self._view(self._files, name)
+        view = view if index is None else view[index]
+        return view if dtype is None else view.astype(dtype, copy=False)
+
+    def release(self, name: str) -> None:
+        """Lets the tensor's pages leave memory; views of it stay valid."""
+        if self._files is not None:
+            file, start, stop = self._span(name)
+            self._files[file].release(start, stop)
+
+    def close(self) -> None:
+        """Lets go of the files; arrays already read stay valid."""
+        self._files = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()

@@ -15,10 +15,12 @@ import ml_dtypes  # noqa: F401  # so that numpy knows the names bfloat16 and flo
 import numpy as np
 
 from jaxspec.errors import WeightsError
-from jaxspec.weights.reader import TensorInfo, check_readable, is_shape
+from jaxspec.weights.reader import Index, TensorInfo, check_readable, is_shape, shape_at
 from jaxspec.weights.shards import check_index, corrupt, indexed_files, join_tables
 
 INDEX_NAME = "orbax.index.json"
+CHUNK_BYTES = 4 << 20  # what is read at once of a tensor, a square of a matrix: a shard of one reads little else
+logger = logging.getLogger(__name__)
 
 
 class OrbaxReader:
@@ -37,30 +39,55 @@ class OrbaxReader:
         self._folders = {name: folder for name, (folder, _) in table.items()}
         check_index(self.path / INDEX_NAME, weight_map, self._folders)
         self.tensors = {name: info for name, (_, info) in table.items()}
+        self._one_chunk: set[Path] = set()
         self._is_open = True
 
-    def read(self, name: str, dtype: np.dtype | None = None) -> np.ndarray:
-        """One tensor as a fresh array, cast to `dtype` if given.
+    def read(self, name: str, dtype: np.dtype | None = None, index: Index | None = None) -> np.ndarray:
+        """One tensor or the part at `index` as a fresh array, cast to `dtype` if given. A part costs the chunks that
+        hold some of it: `jaxspec convert` writes chunks of at most CHUNK_BYTES, other programs often one a tensor.
 
         Raises:
           WeightsError: no such tensor, its chunks are corrupt, or the reader is closed.
         """
         check_readable(self.path, self._is_open, name, self.tensors)
+        info, folder = self.tensors[name], self._folders[name]
+        try:
+            array = self._whole(folder, name) if index is None else self._part(folder, name, info.shape, index)
+        except Exception as error:  # Orbax and TensorStore raise whatever their layers do
+            raise corrupt(folder, f"tensor {name!r} cannot be read ({_first_line(error)})") from error
+        shape = info.shape if index is None else shape_at(info.shape, index)
+        if array.shape != shape or array.dtype != info.dtype:
+            raise corrupt(folder, f"tensor {name!r} is {array.shape} {array.dtype}, its metadata says {info}")
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def _whole(self, folder: Path, name: str) -> np.ndarray:
         import orbax.checkpoint as ocp
 
-        info, folder = self.tensors[name], self._folders[name]
         wanted = ocp.args.PyTreeRestore(
             item={name: 0.0},
             restore_args={name: ocp.RestoreArgs(restore_type=np.ndarray)},
             partial_restore=True,
         )
-        try:
-            array = np.asarray(self._checkpointer.restore(folder.absolute(), args=wanted)[name])
-        except Exception as error:  # Orbax and TensorStore raise whatever their layers do
-            raise corrupt(folder, f"tensor {name!r} cannot be read ({_first_line(error)})") from error
-        if array.shape != info.shape or array.dtype != info.dtype:
-            raise corrupt(folder, f"tensor {name!r} is {array.shape} {array.dtype}, its metadata says {info}")
-        return array if dtype is None else array.astype(dtype, copy=False)
+        return np.asarray(self._checkpointer.restore(folder.absolute(), args=wanted)[name])
+
+    def _part(self, folder: Path, name: str, shape: tuple[int, ...], index: Index) -> np.ndarray:
+        """Orbax restores whole tensors; the arrays under it are TensorStore's, which has slices."""
+        import tensorstore
+
+        uses_zarr3 = json.loads((folder / "_METADATA").read_text(encoding="utf-8")).get("use_zarr3", False)
+        spec = {
+            "driver": "zarr3" if uses_zarr3 else "zarr",
+            "kvstore": {"driver": "ocdbt", "base": {"driver": "file", "path": f"{folder.absolute()}/"}, "path": name},
+        }
+        stored = tensorstore.open(spec, read=True, open=True).result()
+        if stored.chunk_layout.read_chunk.shape == shape and folder not in self._one_chunk:
+            self._one_chunk.add(folder)
+            logger.warning(
+                "%s stores each tensor in one chunk, so that a part of one costs all of it; `jaxspec convert` writes "
+                "smaller chunks",
+                folder,
+            )
+        return np.asarray(stored[index].read().result())
 
     def release(self, name: str) -> None:
         """Nothing to let go of: a read tensor is its reader's own."""
@@ -94,7 +121,8 @@ def write_orbax_shard(folder: Path, tensors: Mapping[str, np.ndarray]) -> None:
     import orbax.checkpoint as ocp
 
     with _checkpointer() as checkpointer:
-        checkpointer.save(folder.absolute(), args=ocp.args.PyTreeSave(dict(tensors)))
+        chunks = {name: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES) for name in tensors}
+        checkpointer.save(folder.absolute(), args=ocp.args.PyTreeSave(dict(tensors), save_args=chunks))
 
 
 def write_index(folder: Path, weight_map: Mapping[str, str]) -> None:

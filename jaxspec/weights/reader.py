@@ -11,6 +11,7 @@ import numpy as np
 from jaxspec.errors import WeightsError
 
 MAX_DIMS = 8
+Index = tuple[slice, ...]
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,11 @@ class TensorInfo:
 def is_shape(sizes: Sequence[int]) -> bool:
     """Whether numpy can make an array of this shape, if only an empty one: a header may say anything."""
     return len(sizes) <= MAX_DIMS and math.prod(max(size, 1) for size in sizes) < 2**48
+
+
+def shape_at(shape: Sequence[int], index: Index) -> tuple[int, ...]:
+    """The shape of an array's part."""
+    return tuple(len(range(size)[one]) for size, one in zip(shape, index, strict=True))
 
 
 def check_readable(path: str | os.PathLike[str], is_open: bool, name: str, tensors: Mapping[str, TensorInfo]) -> None:
@@ -44,8 +50,11 @@ class Reader(Protocol):
         """Every tensor of the checkpoint by its name in the file."""
         ...
 
-    def read(self, name: str, dtype: np.dtype | None = None) -> np.ndarray:
+    def read(self, name: str, dtype: np.dtype | None = None, index: Index | None = None) -> np.ndarray:
         """One tensor, cast to `dtype` if given; it may be a read-only view of the mapped file.
+
+        index: one slice an axis, where a part of the tensor is wanted. No more of the file is read than holds the part
+        in whole blocks: pages of a mapped file, blocks of quantised values, chunks of Orbax.
 
         Raises:
           WeightsError: the checkpoint has no such tensor, or the reader is closed.

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ import ml_dtypes
 import numpy as np
 
 from jaxspec.errors import WeightsError
-from jaxspec.weights.mapped import MappedFile
-from jaxspec.weights.reader import TensorInfo, check_readable, is_shape
+from jaxspec.weights.mapped import MappedFile, MappedReader
+from jaxspec.weights.reader import TensorInfo, is_shape
 from jaxspec.weights.shards import check_index, corrupt, indexed_files, join_tables, unique_pairs
 
 SINGLE_NAME = "model.safetensors"
@@ -42,7 +43,7 @@ DTYPES = {
 }
 
 
-class SafetensorsReader:
+class SafetensorsReader(MappedReader):
     """A Reader over a folder (index and shards, or one file) or over one .safetensors file."""
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -51,42 +52,20 @@ class SafetensorsReader:
         Raises:
           WeightsError: a missing shard, a corrupt or truncated file, or an index that contradicts the files.
         """
-        self.path = Path(path)
-        files, weight_map = _find_files(self.path)
-        table = join_tables(files, read_safetensors_header, self.path)
+        path = Path(path)
+        files, weight_map = _find_files(path)
+        table = join_tables(files, read_safetensors_header, path)
         if weight_map is not None:
-            check_index(self.path / INDEX_NAME, weight_map, {name: file for name, (file, _) in table.items()})
-        self.tensors = {name: info for name, (_, (info, _, _)) in table.items()}
+            check_index(path / INDEX_NAME, weight_map, {name: file for name, (file, _) in table.items()})
         self._spans = {name: (file, start, stop) for name, (file, (_, start, stop)) in table.items()}
-        self._files: dict[Path, MappedFile] | None = {file: MappedFile(file) for file in files}
+        super().__init__(path, {name: info for name, (_, (info, _, _)) in table.items()}, files)
 
-    def read(self, name: str, dtype: np.dtype | None = None) -> np.ndarray:
-        """One tensor, cast to `dtype` if given; otherwise a read-only view of the file.
+    def _span(self, name: str) -> tuple[Path, int, int]:
+        return self._spans[name]
 
-        Raises:
-          WeightsError: no such tensor, or the reader is closed.
-        """
-        check_readable(self.path, self._files is not None, name, self.tensors)
-        assert self._files is not None
+    def _view(self, files: Mapping[Path, MappedFile], name: str) -> np.ndarray:
         info, (file, start, stop) = self.tensors[name], self._spans[name]
-        view = self._files[file].view(start, stop).view(info.dtype).reshape(info.shape)
-        return view if dtype is None else view.astype(dtype, copy=False)
-
-    def release(self, name: str) -> None:
-        """Lets the tensor's pages leave memory; views of it stay valid."""
-        if self._files is not None:
-            file, start, stop = self._spans[name]
-            self._files[file].release(start, stop)
-
-    def close(self) -> None:
-        """Lets go of the files; arrays already read stay valid."""
-        self._files = None
-
-    def __enter__(self) -> "SafetensorsReader":
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
+        return files[file].view(start, stop).view(info.dtype).reshape(info.shape)
 
 
 def read_safetensors_header(path: Path) -> dict[str, tuple[TensorInfo, int, int]]:

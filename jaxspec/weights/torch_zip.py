@@ -5,14 +5,15 @@ import math
 import os
 import struct
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from jaxspec.errors import WeightsError
-from jaxspec.weights.mapped import MappedFile
-from jaxspec.weights.reader import TensorInfo, check_readable, is_shape
+from jaxspec.weights.mapped import MappedFile, MappedReader
+from jaxspec.weights.reader import TensorInfo, is_shape
 from jaxspec.weights.shards import check_index, corrupt, indexed_files, join_tables
 from jaxspec.weights.torch_pickle import MAX_PICKLE_BYTES, StoredTensor, read_state_dict, read_value
 
@@ -25,7 +26,7 @@ _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 _LEGACY_MAGIC = bytes.fromhex("80028a0a6cfc9c46f9206aa85019")  # the number that PyTorch before 1.6 began files with
 
 
-class TorchReader:
+class TorchReader(MappedReader):
     """A Reader over a folder (index and shards, or one file) or over one file."""
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -35,43 +36,23 @@ class TorchReader:
           WeightsError: a missing shard, a corrupt, truncated or old file, a pickle that asks for anything but
             tensors, or an index that contradicts the files.
         """
-        self.path = Path(path)
-        files, weight_map = _find_files(self.path)
-        table = join_tables(files, read_torch_table, self.path)
+        path = Path(path)
+        files, weight_map = _find_files(path)
+        table = join_tables(files, read_torch_table, path)
         if weight_map is not None:
-            check_index(self.path / INDEX_NAME, weight_map, {name: file for name, (file, _) in table.items()})
+            check_index(path / INDEX_NAME, weight_map, {name: file for name, (file, _) in table.items()})
         self._places = table
-        self.tensors = {name: TensorInfo(stored.shape, stored.dtype) for name, (_, (stored, _)) in table.items()}
-        self._files: dict[Path, MappedFile] | None = {file: MappedFile(file) for file in files}
+        infos = {name: TensorInfo(stored.shape, stored.dtype) for name, (_, (stored, _)) in table.items()}
+        super().__init__(path, infos, files)
 
-    def read(self, name: str, dtype: np.dtype | None = None) -> np.ndarray:
-        """One tensor, cast to `dtype` if given; otherwise a read-only view of the file.
-
-        Raises:
-          WeightsError: no such tensor, or the reader is closed.
-        """
-        check_readable(self.path, self._files is not None, name, self.tensors)
-        assert self._files is not None
+    def _span(self, name: str) -> tuple[Path, int, int]:
+        """The whole storage, of which the tensor may be a part."""
         file, (stored, start) = self._places[name]
-        view = _array(self._files[file], stored, start)
-        return view if dtype is None else view.astype(dtype, copy=False)
+        return file, start, start + stored.storage.num_values * stored.storage.dtype.itemsize
 
-    def release(self, name: str) -> None:
-        """Lets the pages of the tensor's storage leave memory; views of it stay valid."""
-        if self._files is not None:
-            file, (stored, start) = self._places[name]
-            storage = stored.storage
-            self._files[file].release(start, start + storage.num_values * storage.dtype.itemsize)
-
-    def close(self) -> None:
-        """Lets go of the files; arrays already read stay valid."""
-        self._files = None
-
-    def __enter__(self) -> "TorchReader":
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
+    def _view(self, files: Mapping[Path, MappedFile], name: str) -> np.ndarray:
+        file, (stored, start) = self._places[name]
+        return _array(files[file], stored, start)
 
 
 def torch_files(folder: Path) -> list[Path]:

@@ -91,6 +91,29 @@ def test_a_draft_counts_in_the_memory_plan():
     assert resolve(config, facts, models).num_pages == 150
 
 
+def test_an_int8_cache_counts_a_scale_a_slot_and_head():
+    draft = SMOL.model_copy(update={"num_layers": 10, "sliding_window_layers": (None,) * 10})
+    models = ModelFacts(SMOL, 135_000_000, draft, 50_000_000)
+    page_bytes = 64 * 2 * 3 * (64 + 4) * (30 + 10)
+    facts = HardwareFacts("cpu", 185_000_000 * 2 + 150 * page_bytes, "abc123", None)
+    config = EngineConfig(
+        model="smol", gpu_memory_utilization=1.0, kv_cache_dtype="int8",
+        speculative_config={"model": "d", "num_speculative_tokens": 3},
+    )  # fmt: skip
+    resolved = resolve(config, facts, models)
+    assert (resolved.kv_cache_dtype, resolved.num_pages) == ("int8", 150)
+
+
+def test_the_caches_dtype_is_the_users():
+    for dtype in ("float32", "bfloat16", "int8"):
+        assert resolve(EngineConfig(model="smol", kv_cache_dtype=dtype), TPU, MODELS).kv_cache_dtype == dtype
+    assert resolve(EngineConfig(model="smol", kv_cache_dtype="float32"), CPU, MODELS).kv_cache_dtype == "float32"
+    with pytest.raises(ConfigError, match="'bfloat16' is refused on CPU"):
+        resolve(EngineConfig(model="smol", kv_cache_dtype="bfloat16"), CPU, MODELS)
+    with pytest.raises(ConfigError, match="kv_cache_dtype': Input should be 'auto', 'float32', 'bfloat16' or 'int8'"):
+        EngineConfig(model="smol", kv_cache_dtype="fp8_e4m3")
+
+
 def test_int8_weights_count_at_their_own_size():
     models = dataclasses.replace(MODELS, num_draft_parameters=1_000, int8_parameters=100_000_000, int8_scales=150_000)
     plan = (35_001_000 * 2) + 100_000_000 + 150_000 * 4 + 150 * PAGE_BYTES

@@ -11,6 +11,7 @@ import pytest
 from jaxspec.engine import build
 from jaxspec.engine.engine import Engine
 from jaxspec.step import programs
+from jaxspec.types import Int8Pool
 
 VOCAB_SIZE = 32
 MAX_MODEL_LEN = 64
@@ -71,11 +72,16 @@ def poison(engine: Engine) -> None:
     assert not core.has_work
 
     def nan(leaf):
+        if isinstance(leaf, Int8Pool):
+            return Int8Pool(
+                values_PGSH=jnp.full_like(leaf.values_PGSH, 127), scale_PGS=jnp.full_like(leaf.scale_PGS, jnp.nan)
+            )
         return jnp.full_like(leaf, jnp.nan) if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.ndim == 4 else leaf
 
-    core.state = dataclasses.replace(
-        core.state, pool=nan(core.state.pool), proposer=jax.tree.map(nan, core.state.proposer)
-    )
+    def spoil(tree):
+        return jax.tree.map(nan, tree, is_leaf=lambda leaf: isinstance(leaf, Int8Pool))
+
+    core.state = dataclasses.replace(core.state, pool=spoil(core.state.pool), proposer=spoil(core.state.proposer))
 
 
 def ngram(num_tokens: int, min_n: int = 1, max_n: int = 3) -> dict:

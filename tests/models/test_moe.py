@@ -5,8 +5,13 @@ import numpy as np
 import pytest
 
 from jaxspec.config.model import MoeConfig
+from jaxspec.engine.build import _load
 from jaxspec.models.moe import moe_mlp, moe_specs
 from jaxspec.types import ArraySpec
+from jaxspec.weights.checkpoint import open_checkpoint
+from tests.models.paging import Pager
+from tests.oracle.folders import TINY
+from tests.oracle.goldens import read_golden
 
 D = 16
 BASE = {"layers": (True,), "num_experts": 6, "num_experts_per_token": 2, "intermediate_size": 10}
@@ -78,3 +83,15 @@ def test_a_broken_token_breaks_no_other():
     found = np.asarray(run(weights, x))
     others = [0, 1, 3, 4]
     np.testing.assert_array_equal(found[others], whole[others])
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3-moe"])
+def test_experts_in_bfloat16_stay_near_the_golden(name):
+    """Weights lose a 2**-8 each; the router stays float32, and no token here goes to another expert for it."""
+    expected = read_golden(name)
+    pager = Pager(TINY / name, num_rows=2, max_len=24, page_size=8)
+    with open_checkpoint(TINY / name) as checkpoint:
+        pager.weights = _load(checkpoint, "bfloat16")
+    for (_, logits), wanted in zip(pager.feed(expected["input_ids"].tolist()), expected["logits"], strict=True):
+        error_T = np.abs(logits - wanted).max(axis=1) / np.abs(wanted).max()
+        assert 1e-3 < error_T.max() < 0.02

@@ -21,9 +21,10 @@ class MemoryReader:
     def tensors(self):
         return {name: TensorInfo(array.shape, array.dtype) for name, array in self.arrays.items()}
 
-    def read(self, name, dtype=None):
+    def read(self, name, dtype=None, index=None):
         self.reads.append(name)
-        return self.arrays[name] if dtype is None else self.arrays[name].astype(dtype)
+        array = self.arrays[name] if index is None else self.arrays[name][index]
+        return array if dtype is None else array.astype(dtype)
 
     def release(self, name):
         pass
@@ -79,7 +80,7 @@ def arrays():
 
 def test_fills_the_tree_of_the_specs(arrays):
     reader, seen = MemoryReader(arrays), []
-    tree = load(reader, SPECS, TABLE, put=lambda array, path: seen.append(path) or np.array(array))
+    tree = load(reader, SPECS, TABLE, put=lambda parameter: seen.append(parameter.path) or np.array(parameter.read()))
     assert list(tree) == ["embed", "layers", "head"]
     assert seen == ["embed", "layers.0.qkv", "layers.0.norm", "layers.1.qkv", "layers.1.norm", "head"]
     np.testing.assert_array_equal(tree["embed"], arrays["wte"])
@@ -102,7 +103,9 @@ def test_transforms_see_full_precision_and_may_change_shapes():
     values = np.arange(6, dtype=np.float32).reshape(2, 3) + np.float32(1e-3)
     table = NameTable({"w": TensorSource(("a", "b"), (lambda array: (array - 1).T, None))})
     arrays = {"a": values, "b": np.ones((1, 2), np.float32)}
-    tree = load(MemoryReader(arrays), {"w": spec(4, 2, dtype=ml_dtypes.bfloat16)}, table, put=lambda array, _: array)
+    tree = load(
+        MemoryReader(arrays), {"w": spec(4, 2, dtype=ml_dtypes.bfloat16)}, table, put=lambda parameter: parameter.read()
+    )
     expected = np.concatenate([(values - 1).T, arrays["b"]]).astype(ml_dtypes.bfloat16)
     np.testing.assert_array_equal(tree["w"], expected)
 
@@ -111,7 +114,7 @@ def failure(arrays, specs=SPECS, table=TABLE):
     """The message, after checking that no weight was touched before it."""
     reader = MemoryReader(arrays)
     with pytest.raises(WeightsError) as caught:
-        load(reader, specs, table, put=lambda array, path: pytest.fail(f"{path} was loaded"))
+        load(reader, specs, table, put=lambda parameter: pytest.fail(f"{parameter.path} was loaded"))
     assert reader.reads == []
     return str(caught.value)
 

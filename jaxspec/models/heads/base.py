@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxspec.config.hf_eagle import canonical
 from jaxspec.models.base import Tokens, Weights
 from jaxspec.models.layers import linear
+from jaxspec.types import Pool
 from jaxspec.weights.names import NameTable, TensorSource
 
 
@@ -29,7 +30,7 @@ class RecurrentHead(NamedTuple):
     specs: Callable[[Any, Any], Any]
     name_table: Callable[[Any, Collection[str]], NameTable]
     features: Callable[[Weights, Any, jax.Array], jax.Array]
-    forward: Callable[[Weights, Any, Tokens, jax.Array, jax.Array], tuple[jax.Array, jax.Array, jax.Array]]
+    forward: Callable[[Weights, Any, Tokens, jax.Array, Pool], tuple[jax.Array, jax.Array, Pool]]
 
 
 def as_they_are(weights: Weights, config: Any, seen_BTX: jax.Array) -> jax.Array:

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxspec.cache.pages import write_entries
 from jaxspec.config.heads import DflashConfig
 from jaxspec.models import names
 from jaxspec.models.attention import Place, attend, attention_specs
@@ -19,8 +20,7 @@ from jaxspec.models.decoder import norm_specs
 from jaxspec.models.heads.base import file_names, renamed
 from jaxspec.models.layers import NORM_DTYPE, embed, gated_mlp, linear, mlp_specs, rms_norm
 from jaxspec.models.rope import apply_rope, rope_tables
-from jaxspec.pallas_kernels.kv_write import kv_write
-from jaxspec.types import ArraySpec
+from jaxspec.types import ArraySpec, Pool
 from jaxspec.weights.names import NameTable, TensorSource
 
 
@@ -68,9 +68,7 @@ def name_table(config: DflashConfig, tensor_names: Collection[str]) -> NameTable
     return NameTable(table, (r"(model\.)?t2d", r".*\.rotary_emb\.inv_freq"))
 
 
-def remember(
-    weights: Weights, config: DflashConfig, tokens: Tokens, streams_BTX: jax.Array, pool: jax.Array
-) -> jax.Array:
+def remember(weights: Weights, config: DflashConfig, tokens: Tokens, streams_BTX: jax.Array, pool: Pool) -> Pool:
     """The pool with the keys and values of committed positions; token_ids are not looked at."""
     model = config.model
     assert model.rope is not None
@@ -89,11 +87,11 @@ def remember(
         entries_NGH = jnp.concatenate([k, v * config.value_scale], axis=2).reshape(B * T, 2 * G, H)
         offset = index * pages_a_layer * pool.shape[2]
         slots_N = jnp.where(tokens.slots_BT < 0, -1, tokens.slots_BT + offset).reshape(B * T)
-        pool = kv_write(pool, entries_NGH, slots_N)
+        pool = write_entries(pool, entries_NGH, slots_N)
     return pool
 
 
-def forward(weights: Weights, config: DflashConfig, tokens: Tokens, pool: jax.Array) -> tuple[jax.Array, jax.Array]:
+def forward(weights: Weights, config: DflashConfig, tokens: Tokens, pool: Pool) -> tuple[jax.Array, Pool]:
     """hidden_BTD of a block, which the vocabulary head reads: token_ids are the last committed token, then masks.
 
     A layer that is not causal lets every token of the block see all of it.

@@ -17,7 +17,7 @@ from jaxspec.models.decoder import norm_specs
 from jaxspec.models.heads.base import RecurrentHead, file_names, joined, renamed
 from jaxspec.models.layers import NORM_DTYPE, embed, gated_mlp, linear, mlp_specs, rms_norm
 from jaxspec.models.rope import rope_tables
-from jaxspec.types import ArraySpec
+from jaxspec.types import ArraySpec, Pool
 from jaxspec.weights.names import NameTable, TensorSource
 
 # Of no use to drafting: which target tokens the draft vocabulary holds, old buffers.
@@ -116,8 +116,8 @@ def features(weights: Weights, config: EagleConfig, seen_BTX: jax.Array) -> jax.
 
 
 def forward(
-    weights: Weights, config: EagleConfig, tokens: Tokens, features_BTD: jax.Array, pool: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+    weights: Weights, config: EagleConfig, tokens: Tokens, features_BTD: jax.Array, pool: Pool
+) -> tuple[jax.Array, jax.Array, Pool]:
     """The layers over pairs of next token and state; the pool is [L*P, 2G, S, H], as a decoder's."""
     model = config.model
     assert model.rope is not None

@@ -22,8 +22,9 @@ from jaxspec.models.heads.base import RecurrentHead, as_they_are, joined
 from jaxspec.models.layers import NORM_DTYPE, embed, linear, rms_norm
 from jaxspec.models.registry import family_of
 from jaxspec.models.rope import rope_tables
-from jaxspec.types import ArraySpec
+from jaxspec.types import ArraySpec, Pool
 from jaxspec.weights.names import NameTable, TensorSource
+from jaxspec.weights.transforms import PlusOne
 
 
 class _Layout(NamedTuple):
@@ -90,7 +91,7 @@ def name_table(config: MtpConfig, tensor_names: Collection[str]) -> NameTable:
 
 def _module_table(config: MtpConfig, number: int) -> dict[str, TensorSource]:
     layout, model = _LAYOUTS[config.layout], config.model
-    plus_one = (_plus_one,) if layout.norms_plus_one else ()
+    plus_one = (PlusOne(),) if layout.norms_plus_one else ()
 
     def stored(name: str) -> str:
         return config.prefix + name.format(i=number)
@@ -135,13 +136,9 @@ def _split_gate(table: dict[str, TensorSource], num_heads: int) -> None:
     table["layer.gate"] = TensorSource(table["layer.qkv"].names[:1], (half(1),))
 
 
-def _plus_one(weight: np.ndarray) -> np.ndarray:
-    return weight.astype(np.float32) + 1
-
-
 def forward(
-    weights: Weights, config: MtpConfig, tokens: Tokens, features_BTD: jax.Array, pool: jax.Array, module: int = 0
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+    weights: Weights, config: MtpConfig, tokens: Tokens, features_BTD: jax.Array, pool: Pool, module: int = 0
+) -> tuple[jax.Array, jax.Array, Pool]:
     """Norms of embedding and state, the projection of both, the layer, the last norm: of one module, by its weights.
 
     Module k of several has the pages of layer k; its token_ids are those k + 1 places after the positions.

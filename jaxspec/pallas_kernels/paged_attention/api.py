@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
 from jaxspec.pallas_kernels.paged_attention.reference import paged_attention_reference
 
@@ -11,7 +11,7 @@ Implementation = Literal["auto", "reference", "pallas"]
 
 def paged_attention(
     q_BTQH: Float[Array, "B T Q H"],
-    pool_PGSH: Float[Array, "P heads S H"],
+    pool_PGSH: Num[Array, "P heads S H"],
     pages_BM: Int[Array, "B M"],
     positions_BT: Int[Array, "B T"],
     *,
@@ -19,6 +19,7 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     value_size: int | None = None,
+    scale_PGS: Float[Array, "P heads S"] | None = None,
     implementation: Implementation = "auto",
 ) -> Float[Array, "B T Q U"]:
     """Causal attention of each query over the keys of its own row.
@@ -27,13 +28,14 @@ def paged_attention(
         q_BTQH: queries, rotary embedding applied.
         pool_PGSH: the page pool holding keys (heads [0, G)) and values (heads [G, 2G)) of every row, the queries'
             own tokens included; or, where value_size is given, G heads that are both. Query head q reads key head
-            q // (Q / G).
+            q // (Q / G). Products are in the pool's dtype with float32 sums, or in float32 where scale_PGS is given.
         pages_BM: i32, page ids of each row in order of position; negative where the row has no page.
         positions_BT: i32, absolute position of each query, -1 for padding (its output is finite and meaningless).
         scale: multiplies the scores.
         window: a key is visible iff 0 <= query - key < window; None means every earlier key.
         softcap: scaled scores become softcap * tanh(score / softcap); None leaves them.
         value_size: of a latent cache, whose keys' first value_size features are its values.
+        scale_PGS: of a pool of integers, what each entry is to be multiplied by.
         implementation: "auto" and "reference" run the blockwise form; there is no Pallas body yet.
 
     Returns:
@@ -54,4 +56,5 @@ def paged_attention(
         window=window,
         softcap=softcap,
         value_size=value_size,
+        scale_PGS=scale_PGS,
     )

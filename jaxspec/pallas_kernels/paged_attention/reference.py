@@ -8,7 +8,7 @@ _MASKED = -1e30  # finite, so that a row with no visible key gives zeros and not
 
 
 def paged_attention_reference(
-    q_BTQH, pool_PGSH, pages_BM, positions_BT, *, scale, window, softcap=None, value_size=None
+    q_BTQH, pool_PGSH, pages_BM, positions_BT, *, scale, window, softcap=None, value_size=None, scale_PGS=None
 ):
     """The loop's length is the longest row's, so short contexts cost little whatever the table's width.
 
@@ -26,7 +26,8 @@ def paged_attention_reference(
 
     R = (Q // G) * T  # the queries that share a key head
     q_BGRH = (q_BTQH * scale).reshape(B, T, G, Q // G, H).transpose(0, 2, 3, 1, 4).reshape(B, G, R, H)
-    q_BGRH = q_BGRH.astype(pool_PGSH.dtype)
+    dtype = pool_PGSH.dtype if scale_PGS is None else jnp.float32
+    q_BGRH = q_BGRH.astype(dtype)
     position_BR = jnp.broadcast_to(positions_BT[:, None, :], (B, Q // G, T)).reshape(B, R)
     last_B1 = jnp.max(positions_BT, axis=1, keepdims=True)
 
@@ -34,23 +35,32 @@ def paged_attention_reference(
         max_BGR, sum_BGR, out_BGRU = carry
         ids = jax.lax.dynamic_slice_in_dim(pages_BM, i * pages_per_block, pages_per_block, axis=1)
         # [B, pages, heads, S, H]; with one page a block the transposition is none.
-        kv = pool_PGSH[ids].transpose(0, 2, 1, 3, 4).reshape(B, heads, block_tokens, H)
+        kv = pool_PGSH[ids].astype(dtype).transpose(0, 2, 1, 3, 4).reshape(B, heads, block_tokens, H)
+        if scale_PGS is not None:
+            # A scale is constant along the features of its slot: it multiplies products, not the entries.
+            entry_scale = scale_PGS[ids].transpose(0, 2, 1, 3).reshape(B, heads, 1, block_tokens)
         v = kv[:, G:] if value_size is None else kv[..., :U]
         key_position_1S = (i * block_tokens + jnp.arange(block_tokens, dtype=jnp.int32))[None, :]
         distance_BRS = position_BR[:, :, None] - key_position_1S[:, None, :]
         visible_BRS = distance_BRS >= 0
         if window is not None:
             visible_BRS &= distance_BRS < window
-        # Slots past the row's last token may hold anything, NaN included; 0 * NaN would spread it.
-        v = jnp.where((key_position_1S <= last_B1)[:, None, :, None], v, jnp.zeros((), kv.dtype))
+        # Slots past the row's last token may hold anything, NaN included; 0 * NaN would spread it. Integers are none.
+        if scale_PGS is None:
+            v = jnp.where((key_position_1S <= last_B1)[:, None, :, None], v, jnp.zeros((), kv.dtype))
         scores = jnp.einsum("bgrh,bgsh->bgrs", q_BGRH, kv[:, :G], preferred_element_type=jnp.float32)
+        if scale_PGS is not None:
+            scores = scores * entry_scale[:, :G]
         if softcap is not None:
             scores = softcap * jnp.tanh(scores / softcap)
         scores = jnp.where(visible_BRS[:, None], scores, _MASKED)
         new_max = jnp.maximum(max_BGR, jnp.max(scores, axis=-1))
         weight = jnp.where(visible_BRS[:, None], jnp.exp(scores - new_max[..., None]), 0.0)
         decay = jnp.exp(max_BGR - new_max)
-        value = jnp.einsum("bgrs,bgsh->bgrh", weight.astype(v.dtype), v, preferred_element_type=jnp.float32)
+        by_value = weight.astype(v.dtype)
+        if scale_PGS is not None:
+            by_value = weight * jnp.where(visible_BRS[:, None], entry_scale[:, -G:], 0.0)
+        value = jnp.einsum("bgrs,bgsh->bgrh", by_value, v, preferred_element_type=jnp.float32)
         return new_max, sum_BGR * decay + jnp.sum(weight, axis=-1), out_BGRU * decay[..., None] + value
 
     first = 0
