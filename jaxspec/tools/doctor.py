@@ -232,7 +232,7 @@ def try_suspects(
         texts,
         streams,
         block_size=config.block_size,
-        dtype=jnp.dtype(config.kv_cache_dtype),
+        dtype=config.kv_cache_dtype,
     )
     made: dict[Drafter, Proposer] = {}  # where only weights differ, nothing is compiled again
 
@@ -279,7 +279,7 @@ def _proposer(parts: EngineParts, config: Drafter) -> Proposer:
         max_model_len=greedy.max_model_len,
         sample_method="greedy",
         pool_shape=pool_shape(config, resolved.num_pages, resolved.block_size),
-        pool_dtype=jnp.dtype(resolved.kv_cache_dtype),
+        pool_dtype=resolved.kv_cache_dtype,
         has_own_vocabulary="vocabulary" in parts.weights,
     )
 
