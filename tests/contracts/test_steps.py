@@ -38,9 +38,7 @@ def admission(row, temperature=0.0):
     )  # fmt: skip
 
 
-@pytest.fixture(
-    scope="module", params=["none", "ngram", "draft_model", "probabilistic", "eagle3", "medusa", "ngram+self"]
-)
+@pytest.fixture(scope="module", params=["none", "ngram", "draft_model", "probabilistic", "eagle3", "ngram+self"])
 def proposer(request):
     return make_proposer(request.param)
 

@@ -21,8 +21,9 @@ CALLBACKS = ("callback", "infeed", "outfeed")
 
 # method: rows of the batches compiled for it. A lone row goes ways of its own; two rows of pairs of states would have a
 # weight's size.
-METHODS = {"plain": (1, 2), "ngram": (1, 2), "draft_model, four rounds": (1,), "probabilistic": (2,), "eagle3": (1,),
-    "ngram+self": (1,)}  # fmt: skip
+METHODS = {
+    "plain": (1, 2), "ngram+self": (1, 2), "draft_model, four rounds": (1,), "probabilistic": (2,), "eagle3": (1,),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=METHODS)
@@ -35,10 +36,10 @@ def engine(request, tmp_path_factory):
     config = {
         "plain": None,
         "eagle3": {"model": str(head), "num_speculative_tokens": K},
-        "ngram+self": {"method": "ngram+self", "num_speculative_tokens": K},
+        "ngram+self": ngram(K) | {"method": "ngram+self"},
         "draft_model, four rounds": draft_model(K, target),
         "probabilistic": draft_model(K, target, "probabilistic"),
-    }.get(request.param, ngram(K))
+    }[request.param]
     rows = METHODS[request.param]
     return make_engine(
         target,
