@@ -27,7 +27,8 @@ from jaxspec.rejection.rows import draft_histories, parse_output
 from jaxspec.sampling.params import SamplingParams
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # however this file was loaded
-from conformance_drafts import run_config, run_drafter_inputs, run_vocab_mapping
+from conformance_drafts import run_config, run_vocab_mapping
+from conformance_inputs import run_drafter_inputs
 from conformance_rejection import run_rejection_greedy, run_rejection_random
 from conformance_rules import run_block_verification, run_synthetic
 from conformance_tools import MismatchError, NotYetError, check, expect_error, ints, matrix_of

@@ -11,6 +11,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 _BY_MODEL_TYPE = {"medusa": "medusa", "mlp_speculator": "mlp_speculator", "eagle": "eagle"}
 _BY_ARCHITECTURE = (
+    ("DFlash2", "dflash2"),
     ("DFlash", "dflash"),
     ("Qwen3DSpark", "dspark"),
     ("PEagle", "p_eagle"),
@@ -29,6 +30,7 @@ _MTP = re.compile(
     r"|blk\.\d+\.nextn\..*"
 )
 _PARD_TOKENS = ("pard_token", "ptd_token_id")
+_MASK_TOKENS = ("mask_token_id", "dspark_noise_token_id", *_PARD_TOKENS)
 _NUM_MTP = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 
 
@@ -66,8 +68,10 @@ def detect(config: Mapping[str, Any], shapes: Shapes) -> Drafter | None:
     for name in architectures if isinstance(architectures, list) else []:
         for start, method in _BY_ARCHITECTURE:
             if isinstance(name, str) and name.startswith(start):
-                # Parallel EAGLE-3 heads have the plain ones' architecture and a state of their own for masks.
-                return _by_mask(shapes) or Drafter(method, f"architecture {name!r}")
+                # Parallel EAGLE-3 heads have the plain ones' architecture and a state of their own for masks; some
+                # DSpark heads that of DFlash.
+                special = _by_mask(shapes) or (_by_markov(shapes) if method == "dflash" else None)
+                return special or Drafter(method, f"architecture {name!r}")
     if config.get("general.architecture") == "eagle3":
         return Drafter("eagle3", "general.architecture 'eagle3'")
     if any(type(config.get(key)) is int for key in _PARD_TOKENS) and "mask_hidden" not in shapes:
@@ -90,18 +94,22 @@ def _by_mask(shapes: Shapes) -> Drafter | None:
     return Drafter("p_eagle", "tensor 'mask_hidden'") if "mask_hidden" in _bare(shapes) else None
 
 
+def _by_markov(shapes: Shapes) -> Drafter | None:
+    name = next((name for name in _bare(shapes) if name.startswith("markov_head.")), None)
+    return None if name is None else Drafter("dspark", f"tensor {name!r}")
+
+
 def _by_tensors(config: Mapping[str, Any], shapes: Shapes) -> Drafter | None:
     names = _bare(shapes)
     if (masked := _by_mask(shapes)) is not None:
         return masked
-    for name in names:
-        if name == "d2t" or name.startswith("midlayer."):
-            return Drafter("eagle3", f"tensor {name!r}")
-    for name in names:
-        if name.startswith("markov_head."):
-            return Drafter("dspark", f"tensor {name!r}")
+    if (walking := _by_markov(shapes)) is not None:
+        return walking
     if "hidden_norm.weight" in names and "layers.0.self_attn.q_norm.weight" in names:
         return Drafter("dflash", "tensors 'hidden_norm.weight' and 'layers.0.self_attn.q_norm.weight'")
+    for name in names:  # the others may have a vocabulary of their own as well
+        if name == "d2t" or name.startswith("midlayer."):
+            return Drafter("eagle3", f"tensor {name!r}")
     fc = names.get("fc.weight", ())
     if len(fc) == 2:
         is_first = fc[1] == 2 * fc[0] and "layers.0.input_layernorm.weight" not in names
@@ -174,11 +182,13 @@ def draft_tokens_of(method: str, config: Mapping[str, Any], shapes: Shapes) -> D
         heads = {match[2] for match in found if match is not None}
         return DraftTokens(len(heads), "most") if heads else None
     if method in ("dflash", "dspark"):
-        block = _whole(config, "block_size")
+        nested = config.get("dflash_config")
+        own = {**config, **nested} if isinstance(nested, Mapping) else config
+        block = _whole(own, "block_size")
         if block is not None and block > 1:
             # The block's first position is the token that is known already; raw dspark files predict from it too.
-            anchored = config.get("sample_from_anchor", "speculators_model_type" not in config)
-            return DraftTokens(block if method == "dspark" and anchored else block - 1, "most")
+            anchored = own.get("sample_from_anchor", method == "dspark" and "speculators_model_type" not in config)
+            return DraftTokens(block if anchored else block - 1, "most")
     if method == "mtp":
         for key in (*_NUM_MTP, "n_predict"):
             if (count := _whole(config, key)) is not None:
@@ -191,6 +201,31 @@ def draft_tokens_of(method: str, config: Mapping[str, Any], shapes: Shapes) -> D
         if isinstance(proposal, Mapping) and (count := _whole(proposal, "speculative_tokens")) is not None:
             return DraftTokens(count, "default")
     return None
+
+
+def mask_token_of(config: Mapping[str, Any], stated: int | None = None) -> int:
+    """The token that stands for a place to fill, of a drafter that fills them in one pass.
+
+    Args:
+        config: the draft's config.json.
+        stated: by the user, who is believed before the config.
+
+    Raises: ConfigError where neither names one.
+    """
+    if stated is not None:
+        return stated
+    nested = config.get("dflash_config")
+    places = [("dflash_config.mask_token_id", nested.get("mask_token_id"))] if isinstance(nested, Mapping) else []
+    for key, value in [*places, *((key, config.get(key)) for key in _MASK_TOKENS)]:
+        if value is None:
+            continue
+        if type(value) is not int or not 0 <= value < 2**31:
+            raise ConfigError(f"{key} must be a token id, got {value!r:.100}; correct the draft's config.json")
+        return value
+    raise ConfigError(
+        f"parallel drafting needs the draft's mask token, and its config.json has none of dflash_config.mask_token_id, "
+        f"{', '.join(_MASK_TOKENS)}; set mask_token_id in speculative_config, or take a draft trained for it"
+    )
 
 
 def _whole(config: Mapping[str, Any], key: str) -> int | None:

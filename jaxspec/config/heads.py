@@ -17,6 +17,7 @@ class _Head(BaseModel):
 
 class EagleConfig(_Head):
     """EAGLE (1 and 2, which differ by their trees alone) and EAGLE-3: a few decoder layers over the target's states.
+    With a mask token it is P-EAGLE: EAGLE-3 with a learned state for the places to fill, all drafts in one pass.
 
     Of an embedding, a vocabulary head or an id map that the files lack, the target's is meant, and no map.
     """
@@ -39,6 +40,7 @@ class EagleConfig(_Head):
     fc_norm: bool = False  # one norm a stream
     norm_output: bool = False  # what is fed back is normed
     logit_scale: float = 1.0
+    mask_token_id: int | None = None
 
 
 MtpLayout = Literal["nextn", "mtp", "ernie", "mimo"]
@@ -93,21 +95,31 @@ class MlpSpeculatorConfig(_Head):
     aux_streams: tuple[int, ...] = ()
 
 
-class DflashConfig(_Head):
-    """Block diffusion: one pass fills a block of mask tokens, over keys made of the target's streams."""
+MarkovKind = Literal["vanilla", "gated", "rnn"]
 
-    kind: Literal["dflash"] = "dflash"
-    model: ModelConfig
+
+class DflashConfig(_Head):
+    """Block diffusion: one pass fills a block of mask tokens, over keys made of the target's streams. A DSpark head is
+    one whose drafts also hear of each other: a Markov head adds to each one's logits what the draft before it says.
+    """
+
+    kind: Literal["dflash", "dspark"] = "dflash"
+    model: ModelConfig  # its vocabulary is the embedding's, which may hold more tokens than the target's
     target_hidden_size: int
     aux_streams: tuple[int, ...]
     block_size: int
     mask_token_id: int
     draft_vocab_size: int
     is_causal: tuple[bool, ...]  # one a layer, inside the block
+    sample_from_anchor: bool = False  # the block's first place, the token that is known, makes the first draft
     value_scale: float = 1.0
+    logit_scale: float = 1.0
     has_embed: bool = False
     has_head: bool = False
     has_map: bool = False
+    has_mask_embedding: bool = False  # a vector among the tensors that stands for the mask token
+    markov: MarkovKind | None = None
+    markov_rank: int = 0
 
 
 HeadConfig = EagleConfig | MtpConfig | MedusaConfig | MlpSpeculatorConfig | DflashConfig

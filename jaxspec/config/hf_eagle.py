@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from jaxspec.config.detect import mask_token_of
 from jaxspec.config.fields import Fields
 from jaxspec.config.heads import EagleConfig
 from jaxspec.config.hf import model_config_from_hf
@@ -44,12 +45,14 @@ def nested_fields(config: Mapping[str, Any], key: str) -> Fields:
 
 
 def eagle_config(
-    kind: Literal["eagle", "eagle3"],
+    kind: Literal["eagle", "eagle3", "p_eagle"],
     config: Mapping[str, Any],
     shapes: Shapes,
     target: ModelConfig,
     aux_layer_ids: tuple[int, ...] | None,
+    mask_token_id: int | None = None,
 ) -> EagleConfig:
+    """Also of P-EAGLE, whose config is EAGLE-3's and names a mask token."""
     known = {canonical(name): shape for name, shape in shapes.items()}
     is_speculators = "speculators_model_type" in config
     fields, nested = Fields(config, LABEL), nested_fields(config, "eagle_config")
@@ -70,7 +73,7 @@ def eagle_config(
     id_map: Literal["d2t", "token_map"] | None = next((key for key in ("d2t", "token_map") if key in known), None)
     check_vocabulary(model, target, draft_vocab_size, has_head or is_tied, id_map)
     values: dict[str, Any] = {
-        "kind": kind,
+        "kind": "eagle" if kind == "eagle" else "eagle3",
         "model": model,
         "draft_vocab_size": draft_vocab_size,
         "has_embed": "embed_tokens.weight" in known,
@@ -126,6 +129,13 @@ def eagle_config(
     if values["norm_before_fc"] and values["fc_norm"]:
         raise ConfigError("norm_before_fc and fc_norm exclude each other; correct the draft head's config.json")
     values["norm_output"] = _norm_output(fields, values["fc_norm"], is_speculators)
+    if kind == "p_eagle":
+        if "mask_hidden" not in known:
+            raise ConfigError(
+                "an EAGLE-3 head that drafts in one pass needs the tensor 'mask_hidden', which the checkpoint lacks; "
+                "take a P-EAGLE head, or leave out parallel_drafting"
+            )
+        values["mask_token_id"] = chose("mask token", mask_token_of(config, mask_token_id), "in place of drafts")
     return EagleConfig(**values)
 
 

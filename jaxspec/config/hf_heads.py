@@ -11,24 +11,14 @@ from typing import Any, Literal
 
 from jaxspec.config.fields import Fields
 from jaxspec.config.heads import (
-    DflashConfig,
     HeadConfig,
     MedusaConfig,
     MlpSpeculatorConfig,
     MtpConfig,
     MtpLayout,
 )
-from jaxspec.config.hf import model_config_from_hf
-from jaxspec.config.hf_eagle import (
-    LABEL,
-    Shapes,
-    canonical,
-    check_vocabulary,
-    chose,
-    eagle_config,
-    layer_config,
-    nested_fields,
-)
+from jaxspec.config.hf_dflash import dflash_config
+from jaxspec.config.hf_eagle import LABEL, Shapes, chose, eagle_config
 from jaxspec.config.model import ModelConfig
 from jaxspec.errors import ConfigError
 
@@ -42,15 +32,18 @@ def head_config(
     target: ModelConfig,
     *,
     aux_layer_ids: tuple[int, ...] | None = None,
+    mask_token_id: int | None = None,
 ) -> HeadConfig:
     """What a drafter's folder describes.
 
     Args:
-      kind: "eagle", "eagle3", "medusa", "mlp_speculator", "dflash" or "mtp" (then config and shapes are the target's).
+      kind: "eagle", "eagle3", "p_eagle", "medusa", "mlp_speculator", "dflash", "dspark" or "mtp" (config and shapes are
+        then the target's).
       config: the parsed config.json.
       shapes: of every tensor.
       target: the model it drafts for.
       aux_layer_ids: the target's streams to read, in place of what the config says.
+      mask_token_id: of a parallel drafter, likewise.
 
     Raises:
       ConfigError: a kind or option that is not supported, a missing key, or what cannot draft for this target.
@@ -58,9 +51,11 @@ def head_config(
     readers: dict[str, Callable[[], HeadConfig]] = {
         "eagle": lambda: eagle_config("eagle", config, shapes, target, aux_layer_ids),
         "eagle3": lambda: eagle_config("eagle3", config, shapes, target, aux_layer_ids),
+        "p_eagle": lambda: eagle_config("p_eagle", config, shapes, target, aux_layer_ids, mask_token_id),
         "medusa": lambda: _medusa(config, shapes, target),
         "mlp_speculator": lambda: _mlp_speculator(config, shapes, target),
-        "dflash": lambda: _dflash(config, shapes, target, aux_layer_ids),
+        "dflash": lambda: dflash_config("dflash", config, shapes, target, aux_layer_ids, mask_token_id),
+        "dspark": lambda: dflash_config("dspark", config, shapes, target, aux_layer_ids, mask_token_id),
         "mtp": lambda: _mtp(shapes, target),
     }
     if kind not in readers:
@@ -203,67 +198,4 @@ def _mtp(shapes: Shapes, target: ModelConfig) -> MtpConfig:
         has_head=f"{own[0]}shared_head.head.weight" in shapes,
         fc_bias=layout == "ernie" and f"{prefix}linear_proj.0.bias" in shapes,
         aux_streams=streams,
-    )
-
-
-# DFlash
-
-
-def _dflash(
-    config: Mapping[str, Any], shapes: Shapes, target: ModelConfig, aux_layer_ids: tuple[int, ...] | None
-) -> DflashConfig:
-    is_speculators = "speculators_model_type" in config
-    fields, nested = Fields(config, LABEL), nested_fields(config, "dflash_config")
-    layers = layer_config(config) if is_speculators else dict(config)
-    layers |= {"architectures": None, "model_type": "qwen3", "tie_word_embeddings": False}
-    layers.setdefault("rope_theta", 1e6)
-    if layers.get("is_neox_style") is False:
-        raise ConfigError("is_neox_style must be true: heads that turn in pairs are not supported here")
-    if nested.raw("use_swa"):
-        layers["sliding_window"] = nested.integer("swa_window_size")
-        layers["use_sliding_window"] = True
-    if layers.get("layer_types") and "sliding_attention" in layers["layer_types"]:
-        layers["use_sliding_window"] = True
-    if nested.raw("attention_sink_bias"):
-        raise ConfigError("dflash_config attention_sink_bias is not supported; take a head without sinks")
-    model = model_config_from_hf(layers, None, ["lm_head.weight"])
-    known = {canonical(name): shape for name, shape in shapes.items()}
-    n, L = target.num_layers, model.num_layers
-    if aux_layer_ids is not None:
-        streams = aux_layer_ids
-    elif is_speculators and fields.raw("aux_hidden_state_layer_ids") is not None:
-        streams = tuple(fields.raw("aux_hidden_state_layer_ids"))  # these number streams, target_layer_ids layers
-    else:
-        ids = nested.raw("target_layer_ids", fields.raw("target_layer_ids"))
-        if ids is None:
-            ids = [n // 2] if L == 1 else [round(1 + i * (n - 4) / (L - 1)) for i in range(L)]
-        streams = tuple(i + 1 for i in ids)
-    chose("streams", streams, "of the target")
-    if any(type(i) is not int or not 0 <= i <= n for i in streams):
-        raise ConfigError(f"the target's streams {list(streams)} must lie in 0..{n}; correct target_layer_ids")
-    stated = fields.raw("is_causal", nested.raw("causal"))
-    sliding_is_causal = not fields.flag("sliding_window_non_causal", True) if is_speculators else True
-    is_causal = tuple(
-        stated if isinstance(stated, bool) else window is not None and sliding_is_causal
-        for window in model.sliding_window_layers
-    )
-    if any(window is not None and not causal
-           for window, causal in zip(model.sliding_window_layers, is_causal, strict=True)):  # fmt: skip
-        raise ConfigError("sliding layers that look ahead inside the block are not supported; take a head without them")
-    mask_token_id = nested.optional_integer("mask_token_id", minimum=0)
-    draft_vocab_size = fields.integer("draft_vocab_size", model.vocab_size)
-    id_map = next((key for key in ("d2t",) if key in known), None)
-    check_vocabulary(model, target, draft_vocab_size, "lm_head.weight" in known, id_map)
-    return DflashConfig(
-        model=model,
-        target_hidden_size=target.hidden_size,
-        aux_streams=streams,
-        block_size=fields.integer("block_size", minimum=2),
-        mask_token_id=fields.integer("mask_token_id", mask_token_id, minimum=0),
-        draft_vocab_size=draft_vocab_size,
-        is_causal=is_causal,
-        value_scale=nested.positive("attention_value_scale", 1.0),
-        has_embed="embed_tokens.weight" in known,
-        has_head="lm_head.weight" in known,
-        has_map=id_map is not None,
     )

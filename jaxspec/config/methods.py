@@ -40,13 +40,13 @@ METHODS: dict[str, Method] = {
     ),
     "draft_model": Method("a smaller model", "model", True, extra_slots=lambda num_tokens: 1),
     "pard": Method(
-        "a smaller model trained to fill mask tokens, in one pass", "model", False, is_parallel=True,
+        "a smaller model trained to fill mask tokens, in one pass", "model", True, is_parallel=True,
         extra_slots=lambda num_tokens: num_tokens,
     ),
     "eagle": Method("EAGLE 1 and 2: a layer over the target's last hidden state", "head", True, "told"),
     "eagle3": Method("EAGLE-3: a layer over three of the target's hidden states", "head", True, "told"),
     "p_eagle": Method(
-        "P-EAGLE: EAGLE-3 in one pass", "head", False, "told", is_parallel=True,
+        "P-EAGLE: EAGLE-3 in one pass", "head", True, "told", is_parallel=True,
         extra_slots=lambda num_tokens: num_tokens - 1,
     ),
     "mtp": Method("the multi-token-prediction modules of the target's checkpoint", "target", True, "told"),
@@ -57,7 +57,7 @@ METHODS: dict[str, Method] = {
         extra_slots=lambda num_tokens: num_tokens,
     ),
     "dspark": Method(
-        "DFlash with a Markov head", "head", False, "told", is_parallel=True,
+        "DFlash with a Markov head", "head", True, "told", is_parallel=True,
         extra_slots=lambda num_tokens: num_tokens - 1,
     ),
     "self": Method("the target's own first layers, untrained", "target", True),

@@ -14,7 +14,7 @@ from jaxspec.config.detect import (
 )
 from jaxspec.config.engine import EngineConfig, LogprobsMode
 from jaxspec.config.hardware import HardwareFacts
-from jaxspec.config.methods import METHODS, drafter_of
+from jaxspec.config.methods import METHODS, PARALLEL, drafter_of
 from jaxspec.config.model import ModelConfig
 from jaxspec.config.schedule import dense_schedule
 from jaxspec.config.speculative import MAX_SPECULATIVE_TOKENS
@@ -306,7 +306,7 @@ def _speculative(
         method=method,
         model=given.model,
         num_speculative_tokens=num_tokens,
-        parallel_drafting=given.parallel_drafting,
+        parallel_drafting=given.parallel_drafting or method in PARALLEL.values(),
         use_heterogeneous_vocab=given.use_heterogeneous_vocab,
         prompt_lookup_min=given.prompt_lookup_min,
         prompt_lookup_max=given.prompt_lookup_max,

@@ -49,6 +49,12 @@ class SpeculativeConfig(StrictConfig):
     parallel_drafting: bool = Field(
         False, description="eagle3, draft_model: the head or model is of the kind that drafts in one pass"
     )
+    mask_token_id: int | None = Field(
+        None,
+        ge=0,
+        description="drafters that fill masks in one pass: the mask token, where the draft's config is wrong or "
+        "silent; the config's",
+    )
     use_heterogeneous_vocab: bool = Field(
         False, description="draft_model: the draft has another vocabulary; only tokens that both have are drafted"
     )

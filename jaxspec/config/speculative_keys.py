@@ -4,7 +4,7 @@ refused with a reason."""
 import logging
 from typing import Any, Literal, NamedTuple
 
-from jaxspec.config.methods import METHODS, drafter_of, looks_up
+from jaxspec.config.methods import METHODS, PARALLEL, drafter_of, looks_up
 from jaxspec.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -14,6 +14,7 @@ _WITH_DRAFT = tuple(name for name, method in METHODS.items() if method.needs in 
 _LOOKS_UP = tuple(name for name in METHODS if looks_up(name))
 _IN_TARGET = tuple(name for name, method in METHODS.items() if method.needs == "target")
 
+_FILLS_MASKS = tuple(name for name in METHODS if name in PARALLEL.values())
 _READS_STREAMS = tuple(name for name in METHODS if drafter_of(name) in ("eagle3", "p_eagle", "dflash", "dspark"))
 
 
@@ -39,6 +40,7 @@ KEYS: dict[str, Key] = {
     "prompt_lookup_min": Key("honoured", methods=_LOOKS_UP),
     "prompt_lookup_match": Key("honoured", "earliest", methods=_LOOKS_UP),  # ours
     "eagle_aux_hidden_state_layer_ids": Key("honoured", methods=_READS_STREAMS),  # ours
+    "mask_token_id": Key("honoured", methods=_FILLS_MASKS),  # ours
     "exit_layer": Key("honoured", methods=tuple(name for name in METHODS if drafter_of(name) == "self")),  # ours
     "suffix_decoding_max_tree_depth": Key("honoured", 24, methods=("suffix",)),
     "suffix_decoding_max_cached_requests": Key("honoured", 10000, methods=("suffix",)),

@@ -89,7 +89,11 @@ def build(
             streams = config.speculative_config.eagle_aux_hidden_state_layer_ids
             head = opened.enter_context(
                 open_head(
-                    draft.drafter, draft.path, checkpoint, aux_layer_ids=None if streams is None else tuple(streams)
+                    draft.drafter,
+                    draft.path,
+                    checkpoint,
+                    aux_layer_ids=None if streams is None else tuple(streams),
+                    mask_token_id=draft.mask_token_id,
                 )
             )
         elif draft.path is not None:
@@ -107,6 +111,7 @@ def build(
             draft_checkpoint and draft_checkpoint.config,
             head and head.config,
             vocabulary is not None,
+            draft.mask_token_id,
         )
         # The user's own code may be anything: programs that hold it are traced at every start.
         is_custom = draft.drafter == "custom" or logits_processors
@@ -131,7 +136,11 @@ def build(
         proposer, host_proposer = self_proposer(resolved, family, model), None
     else:
         proposer, host_proposer = _proposer(
-            resolved, draft_checkpoint.config if draft_checkpoint else None, custom_proposer, vocabulary is not None
+            resolved,
+            draft_checkpoint.config if draft_checkpoint else None,
+            custom_proposer,
+            vocabulary is not None,
+            draft.mask_token_id,
         )
     proposer = with_lookup(resolved, proposer, host_proposer)
     target = Target(
@@ -269,6 +278,7 @@ def _proposer(
     draft: ModelConfig | None,
     custom: Proposer | HostProposer | None,
     has_own_vocabulary: bool,
+    mask_token_id: int | None,
 ) -> tuple[Proposer, HostProposer | None]:
     """The device's proposer, and the host's if drafts come from there (the device then drafts nothing)."""
     speculative = resolved.speculative_config
@@ -294,6 +304,10 @@ def _proposer(
     if speculative.method == "ngram":
         return ngram_proposer(resolved), None
     assert draft is not None
+    if mask_token_id is not None and mask_token_id >= draft.vocab_size:
+        raise ConfigError(
+            f"the mask token {mask_token_id} must be one of the draft's {draft.vocab_size} tokens; correct its config"
+        )
     return draft_model(
         family_of(draft.family),
         draft.for_run(speculative.max_model_len),
@@ -303,6 +317,7 @@ def _proposer(
         pool_shape=pool_shape(draft, resolved.num_pages, resolved.block_size),
         pool_dtype=resolved.kv_cache_dtype,
         has_own_vocabulary=has_own_vocabulary,
+        mask_token_id=mask_token_id,
     ), None
 
 

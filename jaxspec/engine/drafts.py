@@ -4,8 +4,8 @@ import logging
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxspec.config.detect import DraftTokens, check_mtp, detect, draft_tokens_of, settle_method
-from jaxspec.config.methods import METHODS, drafter_of
+from jaxspec.config.detect import DraftTokens, check_mtp, detect, draft_tokens_of, mask_token_of, settle_method
+from jaxspec.config.methods import METHODS, PARALLEL, drafter_of
 from jaxspec.config.speculative import SpeculativeConfig
 from jaxspec.config.support import check_built
 from jaxspec.errors import ConfigError
@@ -18,11 +18,13 @@ logger = logging.getLogger(__name__)
 
 
 class FoundDraft(NamedTuple):
-    """The settled method, where the draft's files are, and how many drafts a row they speak of; None: no such thing."""
+    """The settled method, where the draft's files are, how many drafts a row they speak of, and the mask token of a
+    whole model that fills masks; None: no such thing."""
 
     method: str | None = None
     path: Path | None = None
     num_tokens: DraftTokens | None = None
+    mask_token_id: int | None = None
 
     @property
     def drafter(self) -> str | None:
@@ -52,7 +54,16 @@ def find_draft(speculative: SpeculativeConfig | None, target: Checkpoint) -> Fou
     config, shapes = describe_checkpoint(path)
     method = settle_method(method, speculative.model, detect(config, shapes), is_parallel=speculative.parallel_drafting)
     check_built(method)
-    return FoundDraft(method, path, draft_tokens_of(drafter_of(method), config, shapes))
+    mask_token_id = speculative.mask_token_id
+    if mask_token_id is not None and method not in PARALLEL.values():
+        raise ConfigError(
+            f"mask_token_id says nothing to method {method!r}, which fills no masks; leave it out, or set "
+            "parallel_drafting for a draft trained for it"
+        )
+    if drafter_of(method) == "pard":
+        mask_token_id = mask_token_of(config, mask_token_id)
+        logger.info("draft: mask token: %d (in place of drafts)", mask_token_id)
+    return FoundDraft(method, path, draft_tokens_of(drafter_of(method), config, shapes), mask_token_id)
 
 
 def draft_vocabulary(

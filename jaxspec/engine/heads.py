@@ -22,7 +22,7 @@ from jaxspec.proposers.mlp_speculator import mlp_speculator
 from jaxspec.proposers.mtp_modules import mtp_modules
 from jaxspec.types import ArraySpec
 
-METHODS_WITH_HEADS = ("eagle", "eagle3", "mtp", "medusa", "mlp_speculator", "dflash")
+METHODS_WITH_HEADS = ("eagle", "eagle3", "p_eagle", "mtp", "medusa", "mlp_speculator", "dflash", "dspark")
 
 
 def num_head_parameters(config: HeadConfig) -> int:

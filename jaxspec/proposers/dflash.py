@@ -1,4 +1,5 @@
-"""Device. DFlash: keys of committed positions, made of the target's streams; then one pass over a block of masks."""
+"""Device. DFlash and DSpark: keys of committed positions, made of the target's streams; then one pass over a block of
+masks, and of DSpark a walk along it, in which each draft hears of the one before."""
 
 import functools
 from collections.abc import Callable
@@ -12,9 +13,10 @@ from jaxspec.cache.pages import new_pool
 from jaxspec.config.heads import DflashConfig
 from jaxspec.models.base import Tokens
 from jaxspec.models.heads import dflash as head
+from jaxspec.models.heads import markov
 from jaxspec.models.heads.base import head_logits
 from jaxspec.proposers.base import Proposer, RowView
-from jaxspec.proposers.drawing import SampleMethod, as_drafts, next_draft, room_for
+from jaxspec.proposers.drawing import SampleMethod, drafts_at_once, joined, next_draft, room_for
 from jaxspec.proposers.inputs import tokens_at
 from jaxspec.proposers.seen import Seen, nothing_seen, see_prompt, see_round, to_take_in
 from jaxspec.types import Drafts, Pool
@@ -40,10 +42,12 @@ def dflash(
     pool_shape: tuple[int, int, int, int],
     pool_dtype: Any,
 ) -> Proposer:
-    """The block of one token and K masks as a `Proposer`; arguments as `eagle` takes them.
+    """The block of one token and K masks as a `Proposer`, or of K - 1 masks where the token's own place makes the first
+    draft; arguments as `eagle` takes them.
 
     A row without room for a whole block drafts nothing: a block sees all of itself, and half a block says other things.
     """
+    num_masks = num_tokens - 1 if config.sample_from_anchor else num_tokens
     place = functools.partial(tokens_at, block_size=pool_shape[2], max_model_len=max_model_len)
 
     def init(num_rows: int) -> DflashState:
@@ -64,24 +68,27 @@ def dflash(
         # A short row has room for the block: its pages reach to max_len, the token after its last draft included.
         counts_B = jnp.where(is_ready_B, room_for(view, max_model_len, num_tokens), 0)
         counts_B = jnp.where(counts_B == num_tokens, counts_B, 0)
-        j_1J = jnp.arange(num_tokens + 1, dtype=jnp.int32)[None, :]
+        j_1T = jnp.arange(num_masks + 1, dtype=jnp.int32)[None, :]
         last_B1 = jnp.take_along_axis(view.history_BC, jnp.maximum(view.len_B - 1, 0)[:, None], axis=1)
-        ids_BJ = jnp.where(j_1J == 0, last_B1, config.mask_token_id)
-        block_BJ = jnp.where((counts_B > 0)[:, None], view.len_B[:, None] - 1 + j_1J, -1)
-        hidden_BJD, pool = head.forward(own, config, place(ids_BJ, block_BJ, view.pages_BM), pool)
-        hidden_BKD = hidden_BJD[:, 1:]
-        logits_BKV = (
-            head_logits(own["head"], hidden_BKD) if "head" in own else target_logits(weights["target"], hidden_BKD)
-        )
-        drafts = [
-            next_draft(
-                logits_BKV[:, k], view, k, sample_method, target_ids_V=own.get("target_ids"), vocab_size=vocab_size
-            )
-            for k in range(num_tokens)
-        ]
-        token_ids_BK = jnp.stack([token_B for token_B, _ in drafts], axis=1)
-        drawn = [logits_BV for _, logits_BV in drafts if logits_BV is not None]
-        drafts = as_drafts(token_ids_BK, counts_B, jnp.stack(drawn, axis=1) if drawn else None)
+        ids_BT = jnp.where(j_1T == 0, last_B1, config.mask_token_id)
+        block_BT = jnp.where((counts_B > 0)[:, None], view.len_B[:, None] - 1 + j_1T, -1)
+        hidden_BTD, pool = head.forward(own, config, place(ids_BT, block_BT, view.pages_BM), pool)
+        hidden_BKD = hidden_BTD[:, -num_tokens:]
+        if "head" in own:
+            logits_BKV = head_logits(own["head"], hidden_BKD, config.logit_scale)
+        else:
+            logits_BKV = target_logits(weights["target"], hidden_BKD) * config.logit_scale
+        vocabulary = {"target_ids_V": own.get("target_ids"), "vocab_size": vocab_size}
+        if config.markov is None:
+            drafts = drafts_at_once(logits_BKV, counts_B, view, sample_method, **vocabulary)
+        else:
+            drafted, token_B, memory_BX = [], last_B1[:, 0], markov.start(config, last_B1.shape[0])
+            for k in range(num_tokens):
+                said_BV, memory_BX = markov.step(own["markov"], config, token_B, hidden_BKD[:, k], memory_BX)
+                logits_BV = logits_BKV[:, k] + said_BV * config.logit_scale
+                drafted.append(next_draft(logits_BV, view, k, sample_method, **vocabulary))
+                token_B = drafted[-1][0]
+            drafts = joined(drafted, counts_B)
         return drafts, DflashState(pool=pool, seen=state.seen)
 
     def commit(state: DflashState, view: RowView, seen_BJX, num_kept_B) -> DflashState:

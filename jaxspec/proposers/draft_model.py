@@ -1,4 +1,5 @@
-"""Device. A small model guesses: one pass over the tokens committed since it last ran, then single steps."""
+"""Device. A small model guesses: one pass over the tokens committed since it last ran, then single steps; or, of a
+model trained to fill masks, that one pass alone. Source of the latter: An et al. 2025 (PARD)."""
 
 from typing import Any
 
@@ -10,8 +11,8 @@ from jaxspec.cache.pages import new_pool
 from jaxspec.config.model import ModelConfig
 from jaxspec.models.base import Family, Tokens
 from jaxspec.proposers.base import Proposer, RowView
-from jaxspec.proposers.drawing import SampleMethod, draft_in_steps, next_draft, room_for
-from jaxspec.proposers.inputs import tokens_at
+from jaxspec.proposers.drawing import SampleMethod, draft_in_steps, drafts_at_once, next_draft, room_for
+from jaxspec.proposers.inputs import drafting_columns, tokens_at, with_masks
 from jaxspec.types import Drafts, Pool
 
 
@@ -24,9 +25,9 @@ class DraftModelState:
     cached_R: jax.Array  # i32
 
 
-def to_target_vocabulary(logits_BV: jax.Array, target_to_draft_V: jax.Array, is_shared_V: jax.Array) -> jax.Array:
-    """A draft's logits over its own vocabulary, by the target's ids; -inf for tokens that it does not have."""
-    return jnp.where(is_shared_V, logits_BV[:, target_to_draft_V], -jnp.inf)
+def to_target_vocabulary(logits_V: jax.Array, target_to_draft_V: jax.Array, is_shared_V: jax.Array) -> jax.Array:
+    """A draft's logits over its own vocabulary, the last axis, by the target's ids; -inf for tokens it lacks."""
+    return jnp.where(is_shared_V, logits_V[..., target_to_draft_V], -jnp.inf)
 
 
 def draft_model(
@@ -39,6 +40,7 @@ def draft_model(
     pool_shape: tuple[int, int, int, int],
     pool_dtype: Any,
     has_own_vocabulary: bool = False,
+    mask_token_id: int | None = None,
 ) -> Proposer:
     """A drafting model as a `Proposer`.
 
@@ -52,6 +54,7 @@ def draft_model(
         has_own_vocabulary: its ids are not the target's; `weights["vocabulary"]` holds `target_to_draft_V`, for each of
             the target's ids the draft's, and `is_shared_V`, which of them can be drafted. Drafting goes by the target's
             ids: q is the draft's distribution over the shared ones, exactly what is drawn from.
+        mask_token_id: the draft's token for a place to fill, of a model that drafts all K tokens in one pass (PARD).
 
     A row that fell behind by more than J tokens catches up J tokens a round and drafts nothing meanwhile.
     """
@@ -60,56 +63,69 @@ def draft_model(
     def init(num_rows: int) -> DraftModelState:
         return DraftModelState(pool=new_pool(pool_shape, pool_dtype), cached_R=jnp.zeros(num_rows, jnp.int32))
 
+    def own_ids(weights, token_ids_BT):
+        if not has_own_vocabulary:
+            return token_ids_BT
+        # Not the target's, or not a token at all behind a row's length: the lookup is clamped.
+        return weights["vocabulary"]["target_to_draft_V"].at[token_ids_BT].get(mode="clip")
+
     def run(weights, pool, token_ids_BT, positions_BT, view_pages_BM):
-        if has_own_vocabulary:
-            # Not the target's, or not a token at all behind a row's length: the lookup is clamped.
-            token_ids_BT = weights["vocabulary"]["target_to_draft_V"].at[token_ids_BT].get(mode="clip")
         tokens = tokens_at(
             token_ids_BT, positions_BT, view_pages_BM, block_size=pool_shape[2], max_model_len=max_model_len
         )
         return family.forward(weights["draft"], config, tokens, pool)
 
-    def last_logits(weights, hidden_B1D) -> jax.Array:
+    def logits_of(weights, hidden_BTD) -> jax.Array:
         """Over the target's vocabulary."""
-        logits_BV = family.logits(weights["draft"], config, hidden_B1D)[:, 0]
-        if has_own_vocabulary:
-            return to_target_vocabulary(logits_BV, **weights["vocabulary"])
-        return logits_BV
+        logits_BTV = family.logits(weights["draft"], config, hidden_BTD)
+        return to_target_vocabulary(logits_BTV, **weights["vocabulary"]) if has_own_vocabulary else logits_BTV
 
     def prefill(weights, state: DraftModelState, rows_B, tokens: Tokens, seen_BTX) -> DraftModelState:
         del seen_BTX
-        _, pool = run(weights, state.pool, tokens.token_ids_BT, tokens.positions_BT, tokens.pages_BM)
+        _, pool = run(weights, state.pool, own_ids(weights, tokens.token_ids_BT), tokens.positions_BT, tokens.pages_BM)
         end_B = jnp.max(tokens.positions_BT, axis=1) + 1
         return DraftModelState(pool=pool, cached_R=state.cached_R.at[rows_B].set(end_B))
 
     def guess(weights, hidden_B1D, view: RowView, offset) -> tuple[jax.Array, jax.Array | None]:
-        return next_draft(last_logits(weights, hidden_B1D), view, offset, sample_method)
+        return next_draft(logits_of(weights, hidden_B1D)[:, 0], view, offset, sample_method)
 
     def propose(weights, state: DraftModelState, view: RowView) -> tuple[Drafts, DraftModelState]:
         cached_B = state.cached_R[view.rows_B]
         behind_B = view.len_B - cached_B
         fed_B = jnp.where(view.is_active_B, jnp.minimum(behind_B, J), 0)
 
+        can_draft_B = view.is_active_B & (behind_B <= J)
+        counts_B = jnp.where(can_draft_B, room_for(view, max_model_len, num_tokens), 0)
+
         # First pass: the committed tokens the draft has not seen, padded to J.
         j_1J = jnp.arange(J, dtype=jnp.int32)[None, :]
         positions_BJ = jnp.where(j_1J < fed_B[:, None], cached_B[:, None] + j_1J, -1)
         token_ids_BJ = jnp.take_along_axis(view.history_BC, jnp.maximum(positions_BJ, 0), axis=1)
+        token_ids_BJ = own_ids(weights, token_ids_BJ)
+        # Where nothing was fed (an inactive row) nothing moves; drafts' keys are beyond `cached` and overwritten.
+        cached_R = state.cached_R.at[view.rows_B].set(cached_B + fed_B)
+
+        if mask_token_id is not None:
+            token_ids_BT, positions_BT = with_masks(
+                token_ids_BJ, positions_BJ, counts_B, mask_token_id=mask_token_id, num_tokens=num_tokens
+            )
+            hidden_BTD, pool = run(weights, state.pool, token_ids_BT, positions_BT, view.pages_BM)
+            logits_BKV = logits_of(weights, drafting_columns(hidden_BTD, positions_BJ))
+            drafts = drafts_at_once(logits_BKV, counts_B, view, sample_method)
+            return drafts, DraftModelState(pool=pool, cached_R=cached_R)
+
         hidden_BJD, pool = run(weights, state.pool, token_ids_BJ, positions_BJ, view.pages_BM)
         last_B = jnp.maximum(fed_B - 1, 0)
         hidden_BD = jnp.take_along_axis(hidden_BJD, last_B[:, None, None], axis=1)
         first_B, first_logits_BV = guess(weights, hidden_BD, view, 0)
 
-        can_draft_B = view.is_active_B & (behind_B <= J)
-        counts_B = jnp.where(can_draft_B, room_for(view, max_model_len, num_tokens), 0)
-
         def step(pool, token_B, offset):
             position_B = jnp.where(offset <= counts_B - 1, view.len_B + offset - 1, -1)
-            hidden_B1D, pool = run(weights, pool, token_B[:, None], position_B[:, None], view.pages_BM)
+            own_B1 = own_ids(weights, token_B[:, None])
+            hidden_B1D, pool = run(weights, pool, own_B1, position_B[:, None], view.pages_BM)
             return pool, *guess(weights, hidden_B1D, view, offset)
 
         drafts, pool = draft_in_steps(step, pool, first_B, counts_B, num_tokens, first_logits_BV=first_logits_BV)
-        # Where nothing was fed (an inactive row) nothing moves; drafts' keys are beyond `cached` and overwritten.
-        cached_R = state.cached_R.at[view.rows_B].set(cached_B + fed_B)
         return drafts, DraftModelState(pool=pool, cached_R=cached_R)
 
     return Proposer(num_tokens, init, prefill, propose)

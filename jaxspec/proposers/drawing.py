@@ -1,7 +1,7 @@
 """Device. From a drafter's logits to drafts: which token, under which key, and as which distribution; step by step."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -43,6 +43,31 @@ def next_draft(
         logits_BV = everything.at[:, target_ids_V].set(logits_BV)
     logits_BV = process(logits_BV[:, None], view.table)[:, 0]
     return draw(logits_BV, token_key(view.table.key_B2, view.len_B, offset, Purpose.DRAFT), view.table), logits_BV
+
+
+def drafts_at_once(
+    logits_BKV: jax.Array,
+    counts_B: jax.Array,
+    view: RowView,
+    sample_method: SampleMethod,
+    *,
+    target_ids_V: jax.Array | None = None,
+    vocab_size: int = 0,
+) -> Drafts:
+    """K drafts a row, each from logits of its own that depend on no other draft; arguments as `next_draft` takes
+    them."""
+    drafts = [
+        next_draft(logits_BKV[:, k], view, k, sample_method, target_ids_V=target_ids_V, vocab_size=vocab_size)
+        for k in range(logits_BKV.shape[1])
+    ]
+    return joined(drafts, counts_B)
+
+
+def joined(drafts: Sequence[tuple[jax.Array, jax.Array | None]], counts_B: jax.Array) -> Drafts:
+    """What `next_draft` gave, one after the other."""
+    drawn = [logits_BV for _, logits_BV in drafts if logits_BV is not None]
+    token_ids_BK = jnp.stack([token_B for token_B, _ in drafts], axis=1)
+    return as_drafts(token_ids_BK, counts_B, jnp.stack(drawn, axis=1) if drawn else None)
 
 
 def room_for(view: RowView, max_model_len: int, num_tokens: int) -> jax.Array:

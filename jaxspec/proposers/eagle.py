@@ -1,7 +1,9 @@
 """Device. EAGLE, EAGLE-3 and multi-token prediction: a head over the target's states guesses, step by step.
 
 The head's entry at position t pairs the target's state there with the token at t + 1. A round's first pass takes in
-the positions committed since; each further step pairs the head's own state with its last draft.
+the positions committed since; each further step pairs the head's own state with its last draft. A head with a mask
+token makes all drafts in that first pass, in which masks stand for the drafts, and a learned state for the target's.
+Source of the latter: Hui et al. 2026 (P-EAGLE).
 """
 
 from collections.abc import Callable
@@ -15,8 +17,8 @@ from jaxspec.cache.pages import new_pool
 from jaxspec.models.base import Tokens
 from jaxspec.models.heads.base import RecurrentHead, head_logits
 from jaxspec.proposers.base import Proposer, RowView
-from jaxspec.proposers.drawing import SampleMethod, draft_in_steps, next_draft, room_for
-from jaxspec.proposers.inputs import tokens_at
+from jaxspec.proposers.drawing import SampleMethod, draft_in_steps, drafts_at_once, next_draft, room_for
+from jaxspec.proposers.inputs import drafting_columns, tokens_at, with_masks
 from jaxspec.proposers.seen import Seen, nothing_seen, see_prompt, see_round, to_take_in
 from jaxspec.types import Drafts, Pool
 
@@ -55,6 +57,7 @@ def eagle(
         pool_shape, pool_dtype: the head's page pool.
     """
     reads_streams = bool(config.aux_streams)
+    mask_token_id: int | None = getattr(config, "mask_token_id", None)
     # Without streams the head reads the hidden state alone, with them the streams alone, which stand behind it.
     size = (
         getattr(config, "target_hidden_size", hidden_size) * len(config.aux_streams) if reads_streams else hidden_size
@@ -85,18 +88,19 @@ def eagle(
         _, _, pool = run(weights, state.pool, tokens.token_ids_BT, positions_BT, tokens.pages_BM, features_BTD)
         return EagleState(pool=pool, seen=see_prompt(seen, rows_B, tokens, seen_BTX, keep=1))
 
-    def guess(weights, hidden_BD, view: RowView, offset) -> tuple[jax.Array, jax.Array | None]:
+    def logits_of(weights, hidden_BTD) -> jax.Array:
         own = weights["draft"]
         if "head" in own:
-            logits_B1V = head_logits(own["head"], hidden_BD[:, None], getattr(config, "logit_scale", 1.0))
-        else:
-            logits_B1V = target_logits(weights["target"], hidden_BD[:, None])
+            return head_logits(own["head"], hidden_BTD, getattr(config, "logit_scale", 1.0))
+        return target_logits(weights["target"], hidden_BTD)
+
+    def guess(weights, hidden_BD, view: RowView, offset) -> tuple[jax.Array, jax.Array | None]:
         return next_draft(
-            logits_B1V[:, 0],
+            logits_of(weights, hidden_BD[:, None])[:, 0],
             view,
             offset,
             sample_method,
-            target_ids_V=own.get("target_ids"),
+            target_ids_V=weights["draft"].get("target_ids"),
             vocab_size=vocab_size,
         )
 
@@ -105,13 +109,27 @@ def eagle(
         next_BJ = jnp.minimum(positions_BJ + 1, view.history_BC.shape[1] - 1)
         token_ids_BJ = jnp.take_along_axis(view.history_BC, next_BJ, axis=1)
         features_BJD = head.features(weights["draft"], config, states_BJX)
-        hidden_BJD, out_BJD, pool = run(weights, state.pool, token_ids_BJ, positions_BJ, view.pages_BM, features_BJD)
         count_B = jnp.sum((positions_BJ >= 0).astype(jnp.int32), axis=1)
+        counts_B = jnp.where(is_ready_B & (count_B > 0), room_for(view, max_model_len, num_tokens), 0)
+
+        if mask_token_id is not None:
+            token_ids_BT, positions_BT = with_masks(
+                token_ids_BJ, positions_BJ, counts_B, mask_token_id=mask_token_id, num_tokens=num_tokens
+            )
+            mask_11D = head.features(weights["draft"], config, weights["draft"]["mask_hidden"][None, None])
+            B, _, D = features_BJD.shape
+            masks_BkD = jnp.broadcast_to(mask_11D, (B, num_tokens - 1, D))
+            features_BTD = jnp.concatenate([features_BJD, masks_BkD], axis=1)
+            hidden_BTD, _, pool = run(weights, state.pool, token_ids_BT, positions_BT, view.pages_BM, features_BTD)
+            logits_BKV = logits_of(weights, drafting_columns(hidden_BTD, positions_BJ))
+            vocabulary = {"target_ids_V": weights["draft"].get("target_ids"), "vocab_size": vocab_size}
+            drafts = drafts_at_once(logits_BKV, counts_B, view, sample_method, **vocabulary)
+            return drafts, EagleState(pool=pool, seen=state.seen)
+
+        hidden_BJD, out_BJD, pool = run(weights, state.pool, token_ids_BJ, positions_BJ, view.pages_BM, features_BJD)
         last_B11 = jnp.maximum(count_B - 1, 0)[:, None, None]
         hidden_BD, out_BD = (jnp.take_along_axis(x, last_B11, axis=1)[:, 0] for x in (hidden_BJD, out_BJD))
         first_B, first_logits_BV = guess(weights, hidden_BD, view, 0)
-        can_draft_B = is_ready_B & (count_B > 0)
-        counts_B = jnp.where(can_draft_B, room_for(view, max_model_len, num_tokens), 0)
 
         def step(carry, token_B, offset):
             out_BD, pool = carry

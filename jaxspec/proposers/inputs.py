@@ -33,6 +33,29 @@ def tokens_at(
     )
 
 
+def with_masks(
+    token_ids_BJ: jax.Array, positions_BJ: jax.Array, counts_B: jax.Array, *, mask_token_id: int, num_tokens: int
+) -> tuple[jax.Array, jax.Array]:
+    """(token_ids_BT, positions_BT) of a pass that drafts at once: a row's new tokens, and in the last K - 1 columns the
+    masks at the positions behind them. The last new token makes the first draft and each mask one more, so that a row
+    of fewer drafts has fewer masks, and a row of none has none."""
+    k_1k = jnp.arange(1, num_tokens, dtype=jnp.int32)[None, :]
+    last_B1 = jnp.max(positions_BJ, axis=1, keepdims=True)
+    masks_Bk = jnp.where(k_1k < counts_B[:, None], last_B1 + k_1k, -1)
+    mask_ids_Bk = jnp.full(masks_Bk.shape, mask_token_id, jnp.int32)
+    return (
+        jnp.concatenate([token_ids_BJ, mask_ids_Bk], axis=1),
+        jnp.concatenate([positions_BJ, masks_Bk], axis=1),
+    )
+
+
+def drafting_columns(x_BTD: jax.Array, positions_BJ: jax.Array) -> jax.Array:
+    """Of what such a pass gave, [B, K, D]: at each row's last new token, and at the masks."""
+    num_new_B = jnp.sum((positions_BJ >= 0).astype(jnp.int32), axis=1)
+    first_B1D = jnp.take_along_axis(x_BTD, jnp.maximum(num_new_B - 1, 0)[:, None, None], axis=1)
+    return jnp.concatenate([first_B1D, x_BTD[:, positions_BJ.shape[1] :]], axis=1)
+
+
 class FirstPass(NamedTuple):
     """The tokens of a first pass, T of all B rows, end to end; starts_b has B + 1 entries, samples_n what is read."""
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxspec.config.heads import MedusaConfig
 from jaxspec.models.heads.medusa import blocks, own_logits
 from jaxspec.proposers.base import Proposer, RowView
-from jaxspec.proposers.drawing import SampleMethod, as_drafts, next_draft, room_for
+from jaxspec.proposers.drawing import SampleMethod, drafts_at_once, room_for
 from jaxspec.proposers.last_state import last_state_functions, last_state_of
 from jaxspec.proposers.seen import Seen
 from jaxspec.types import Drafts
@@ -34,21 +34,9 @@ def medusa(
             logits_BKV = target_logits(weights["target"], hidden_BKD)
         else:
             logits_BKV = own_logits(own, config, hidden_BKD)
-        drafts = [
-            next_draft(
-                logits_BKV[:, k],
-                view,
-                k,
-                sample_method,
-                target_ids_V=own.get("target_ids"),
-                vocab_size=vocab_size,
-            )
-            for k in range(num_tokens)
-        ]
         counts_B = jnp.where(can_draft_B, room_for(view, max_model_len, num_tokens), 0)
-        token_ids_BK = jnp.stack([token_B for token_B, _ in drafts], axis=1)
-        drawn = [logits_BV for _, logits_BV in drafts if logits_BV is not None]
-        return as_drafts(token_ids_BK, counts_B, jnp.stack(drawn, axis=1) if drawn else None), state
+        vocabulary = {"target_ids_V": own.get("target_ids"), "vocab_size": vocab_size}
+        return drafts_at_once(logits_BKV, counts_B, view, sample_method, **vocabulary), state
 
     init, prefill, commit = last_state_functions(config.hidden_size)
     return Proposer(num_tokens, init, prefill, propose, commit)

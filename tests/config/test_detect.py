@@ -11,6 +11,7 @@ from jaxspec.config.detect import (
     detect,
     draft_tokens_of,
     has_mtp_modules,
+    mask_token_of,
     settle_draft_max_model_len,
     settle_draft_tensor_parallel,
     settle_method,
@@ -37,7 +38,9 @@ Q = "layers.0.self_attn.q_proj.weight"
         ({"architectures": ["LlamaForCausalLMEagle3"]}, {}, "eagle3"),
         ({"architectures": ["LlamaForCausalLMEagle"]}, {}, "eagle"),
         ({"architectures": ["Qwen3DSparkModel"]}, {}, "dspark"),
-        ({"architectures": ["DFlash2DraftModel"]}, {}, "dflash"),
+        ({"architectures": ["DFlashDraftModel"]}, {}, "dflash"),
+        ({"architectures": ["DFlashDraftModel"]}, {"model.markov_head.markov_w1.weight": (9, 4)}, "dspark"),
+        ({"architectures": ["DFlash2DraftModel"]}, {}, "dflash2"),
         ({"architectures": ["LlamaForCausalLMEagle3"]}, {"mask_hidden": (1, 1, 24)}, "p_eagle"),
         ({"general.architecture": "eagle3"}, {}, "eagle3"),
         ({"model_type": "llama", "pard_token": 9}, {"model.embed_tokens.weight": (9, 8)}, "pard"),
@@ -52,6 +55,8 @@ Q = "layers.0.self_attn.q_proj.weight"
         ({}, {"mask_hidden": (1, 1, 24), "d2t": (5,)}, "p_eagle"),
         ({}, {"hidden_norm.weight": (8,), "layers.0.self_attn.q_norm.weight": (4,)}, "dflash"),
         ({}, {"markov_head.markov_w1.weight": (9, 4), "hidden_norm.weight": (8,)}, "dspark"),
+        ({}, {"d2t": (5,), "markov_head.markov_w1.weight": (9, 4)}, "dspark"),
+        ({}, {"d2t": (5,), "hidden_norm.weight": (8,), "layers.0.self_attn.q_norm.weight": (4,)}, "dflash"),
         ({}, {"0.0.linear.weight": (8, 8), "0.1.weight": (20, 8)}, "medusa"),
         ({}, {"speculator.emb.0.weight": (20, 8)}, "mlp_speculator"),
         ({"model_type": "llama", "hidden_size": 8}, {"model.embed_tokens.weight": (9, 8), f"model.{Q}": (8, 8)}, None),
@@ -166,6 +171,8 @@ def test_a_checkpoint_with_dspark_heads_takes_dspark_and_not_mtp():
         ("dspark", {"block_size": 7}, {}, (7, "most")),
         ("dspark", {"block_size": 7, "speculators_model_type": "dspark"}, {}, (6, "most")),
         ("dspark", {"block_size": 7, "sample_from_anchor": False}, {}, (6, "most")),
+        ("dspark", {"dflash_config": {"block_size": 5}}, {}, (5, "most")),
+        ("dflash", {"block_size": 7, "sample_from_anchor": True}, {}, (7, "most")),
         ("eagle3", {"speculators_config": {"proposal_methods": [{"speculative_tokens": 3}]}}, {}, (3, "default")),
         ("eagle3", {"speculators_config": None}, {}, None),
         ("eagle", {"model_type": "llama"}, {}, None),
@@ -174,6 +181,19 @@ def test_a_checkpoint_with_dspark_heads_takes_dspark_and_not_mtp():
 )
 def test_how_many_drafts_the_files_speak_of(method, config, shapes, told):
     assert draft_tokens_of(method, config, shapes) == (None if told is None else DraftTokens(*told))
+
+
+def test_the_mask_token_is_the_first_that_is_named():
+    named = {"ptd_token_id": 5, "pard_token": 4, "dspark_noise_token_id": 3, "mask_token_id": 2}
+    assert mask_token_of(named | {"dflash_config": {"mask_token_id": 1}}) == 1
+    assert mask_token_of(named | {"dflash_config": {"mask_token_id": 1}}, 0) == 0, "the user's goes first"
+    for token_id, key in ((2, "mask_token_id"), (3, "dspark_noise_token_id"), (4, "pard_token"), (5, "ptd_token_id")):
+        assert mask_token_of(named | {"dflash_config": {}}) == token_id
+        del named[key]
+    with pytest.raises(ConfigError, match="set mask_token_id in speculative_config"):
+        mask_token_of({"mask_token_id": None})
+    with pytest.raises(ConfigError, match="pard_token must be a token id, got True"):
+        mask_token_of({"pard_token": True})
 
 
 def test_the_number_of_drafts():

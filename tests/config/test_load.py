@@ -95,7 +95,7 @@ def test_later_files_win_and_flags_win_over_files(tmp_path):
         ),
         (
             ["--model", "m", "--speculative-method", "dspark", "--num-speculative-tokens", "2"],
-            "'dspark' is not supported yet",
+            "'dspark' needs 'model'",
         ),
         (["--model", "m", "--draft-model", "d", "--num-speculative-tokens", "four"], "'four'"),
         (["--config", "missing.yaml"], "missing.yaml"),

@@ -133,7 +133,7 @@ def test_extra_slots_are_vllms():
 def test_every_key_of_vllms_has_a_status():
     assert set(VLLM_DEFAULTS) <= set(KEYS)
     own = set(KEYS) - set(VLLM_DEFAULTS)
-    ours = {"prompt_lookup_match", "eagle_aux_hidden_state_layer_ids", "exit_layer"}
+    ours = {"prompt_lookup_match", "eagle_aux_hidden_state_layer_ids", "exit_layer", "mask_token_id"}
     assert own == ours | {"synthetic_acceptance_rate"}  # an older vLLM's
     assert {name: key.neutral for name, key in KEYS.items() if name in VLLM_DEFAULTS} == VLLM_DEFAULTS
     honoured = {name for name, key in KEYS.items() if key.status == "honoured"}

@@ -8,6 +8,7 @@ import pytest
 from jaxspec.config.detect import DraftTokens
 from jaxspec.config.engine import EngineConfig
 from jaxspec.config.hardware import HardwareFacts, read_hardware
+from jaxspec.config.methods import METHODS
 from jaxspec.config.model import ModelConfig, RopeConfig
 from jaxspec.config.resolve import ModelFacts, resolve
 from jaxspec.errors import CapacityError, ConfigError
@@ -192,7 +193,7 @@ def test_the_drafts_limit_is_the_smaller_one():
         speculative(model="d")
 
 
-def test_what_the_drafts_files_say_is_settled():
+def test_what_the_drafts_files_say_is_settled(monkeypatch):
     told = dataclasses.replace(SHORT_DRAFT, method="draft_model", draft_tokens=DraftTokens(3, "multiple"))
     resolved = speculative(told, model="d", num_speculative_tokens=None)
     assert (resolved.method, resolved.num_speculative_tokens, resolved.draft_tensor_parallel_size) == (
@@ -202,6 +203,7 @@ def test_what_the_drafts_files_say_is_settled():
         speculative(told, model="d", num_speculative_tokens=4)
     with pytest.raises(ConfigError, match="must be provided"):
         speculative(SHORT_DRAFT, model="d", num_speculative_tokens=None)
+    monkeypatch.setitem(METHODS, "dspark", dataclasses.replace(METHODS["dspark"], is_built=False))
     with pytest.raises(ConfigError, match="'dspark' is not supported yet"):
         speculative(dataclasses.replace(SHORT_DRAFT, method="dspark"), model="d")
     with pytest.raises(ConfigError, match="draft_tensor_parallel_size=2 must be 1"):

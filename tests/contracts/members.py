@@ -77,6 +77,7 @@ DRAFT = functools.partial(
 )
 # Heads over the target's states, whose weights are their own: name -> (config, how to make a proposer of it).
 LAYER = CONFIG.model_copy(update={"num_layers": 1, "sliding_window_layers": (None,)})
+TWO_LAYERS = CONFIG.model_copy(update={"num_layers": 2, "sliding_window_layers": (None, None)})
 COMMON = {"num_tokens": K, "max_model_len": MAX_LEN}
 POOL = {"pool_shape": pool_shape(LAYER, NUM_PAGES, PAGE_SIZE), "pool_dtype": jnp.float32}
 TARGET = {
@@ -92,6 +93,10 @@ HEADS = {
         kind="eagle3", model=LAYER, target_hidden_size=8, draft_vocab_size=SMALL_V, aux_streams=(0, 1, 2),
         has_embed=True, has_head=True, id_map="d2t",
     ),
+    "p_eagle": EagleConfig(
+        kind="eagle3", model=TWO_LAYERS, target_hidden_size=8, draft_vocab_size=SMALL_V, aux_streams=(0, 2),
+        has_embed=True, has_head=True, id_map="d2t", mask_token_id=V - 1,
+    ),
     "medusa": MedusaConfig(
         num_heads=K, num_blocks=1, hidden_size=8, draft_vocab_size=V, has_bias=True, own_heads="each"
     ),
@@ -103,14 +108,20 @@ HEADS = {
         model=LAYER.model_copy(update={"qk_norm": True}), target_hidden_size=8, aux_streams=(1, 2), block_size=K + 1,
         mask_token_id=V - 1, draft_vocab_size=V, is_causal=(False,), has_embed=True,
     ),
+    "dspark": DflashConfig(
+        kind="dspark", model=LAYER.model_copy(update={"qk_norm": True}), target_hidden_size=8, aux_streams=(0,),
+        block_size=K, mask_token_id=V - 1, draft_vocab_size=SMALL_V, is_causal=(False,), sample_from_anchor=True,
+        has_embed=True, has_head=True, has_map=True, markov="rnn", markov_rank=5,
+    ),
 }  # fmt: skip
 
 
 def head_proposer(name: str, sample_method: str = "greedy", **more):
     """A head's proposer, which finds its weights under its own name."""
     config, options = HEADS[name], COMMON | {"sample_method": sample_method} | more
-    if name in ("eagle", "eagle3"):
-        proposer = eagle(eagle_head.HEAD, config, hidden_size=8, **TARGET, **POOL, **options)
+    if isinstance(config, EagleConfig):
+        pool = POOL | {"pool_shape": pool_shape(config.model, NUM_PAGES, PAGE_SIZE)}
+        proposer = eagle(eagle_head.HEAD, config, hidden_size=8, **TARGET, **pool, **options)
     elif name == "mtp of three":
         pool = POOL | {"pool_shape": pool_shape(config.model, NUM_PAGES, PAGE_SIZE)}
         proposer = mtp_modules(config, hidden_size=8, **TARGET, **pool, **options)
@@ -146,6 +157,7 @@ PROPOSERS = {
     "ngram+draft_model": lambda: looking_up(DRAFT(sample_method="greedy")),
     "ngram+self": lambda: looking_up(make_proposer("self")),
     "ngram+eagle3, probabilistic": lambda: looking_up(head_proposer("eagle3", "probabilistic")),
+    "pard": lambda: DRAFT(sample_method="greedy", mask_token_id=V - 1),
     "replay": lambda: replay_proposer(K, MAX_LEN),
     **{name: functools.partial(head_proposer, name) for name in HEADS},
     "eagle of one": lambda: head_proposer("eagle", num_tokens=1),

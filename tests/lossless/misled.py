@@ -48,12 +48,15 @@ def wrong_every(every: int, inner: Proposer, weights_of, vocab_size: int) -> Pro
     )
 
 
-def expected_histogram(num_tokens: int, K: int, every: int, *, first_is_plain: bool = False):
+def expected_histogram(
+    num_tokens: int, K: int, every: int, *, first_is_plain: bool = False, drafts_all_or_none: bool = False
+):
     """Verify steps by how many drafts they keep, where all are right but for the misled rounds' first."""
     histogram, done, rounds = [0] * (K + 1), 0, 0
     while done < num_tokens:
         rounds += 1
         drafts = 0 if first_is_plain and rounds == 1 else min(K, num_tokens - done - 1)
+        drafts = 0 if drafts_all_or_none and drafts < K else drafts
         accepted = 0 if rounds % every == 0 else drafts
         if drafts:
             histogram[accepted] += 1

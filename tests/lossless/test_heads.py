@@ -14,6 +14,7 @@ from jaxspec.cache.pages import pool_shape
 from jaxspec.models.heads import eagle as eagle_head
 from jaxspec.models.heads.load import load_head, open_head
 from jaxspec.models.registry import family_of
+from jaxspec.proposers.dflash import dflash
 from jaxspec.proposers.eagle import eagle
 from jaxspec.proposers.medusa import medusa
 from jaxspec.step import rounds
@@ -139,7 +140,7 @@ def test_several_modules_guess_what_a_naive_computation_does(tmp_path):
 
 # T3: a target whose next token is a permutation of its last one, and heads that know it.
 
-SIZE, K, EVERY, NUM_TOKENS = 32, 4, 7, 90
+SIZE, MOST, EVERY, NUM_TOKENS = 32, 4, 7, 90
 NEXT = np.random.default_rng(0).permutation(SIZE)
 
 
@@ -166,20 +167,30 @@ def write_knowing_head(folder, name, config, layer, follow):
     one, none, s = np.eye(SIZE, dtype=np.float32), np.zeros((SIZE, SIZE), np.float32), np.sqrt(SIZE)
     ones = np.ones(SIZE, np.float32)
     if name == "medusa":
-        powers = [np.linalg.matrix_power(follow, i + 2) for i in range(K)]
-        w = {f"{i}.0.linear.weight": none for i in range(K)} | {f"{i}.1.weight": p for i, p in enumerate(powers)}
-        return write_folder(folder, {"medusa_num_heads": K, "medusa_num_layers": 1}, w)
+        powers = [np.linalg.matrix_power(follow, i + 2) for i in range(MOST)]
+        w = {f"{i}.0.linear.weight": none for i in range(MOST)} | {f"{i}.1.weight": p for i, p in enumerate(powers)}
+        return write_folder(folder, {"medusa_num_heads": MOST, "medusa_num_layers": 1}, w)
     # The MLP reads a normed one-hot, s times it, and moves it to its successor.
     steps = {
         "mlp.gate_proj.weight": one,
         "mlp.up_proj.weight": one,
         "mlp.down_proj.weight": ((follow - one) / (s / (1 + np.exp(-s)) * s)).astype(np.float32),
     }
-    if name == "eagle3":
+    if name == "dspark":  # the Markov head alone, over a backbone and a head that say nothing
+        w = {f"layers.0.{key}": tensor for key, tensor in layer.items()}
+        w |= {f"layers.0.self_attn.{part}_norm.weight": np.ones(SIZE // 4, np.float32) for part in "qk"}
+        w |= {"fc.weight": none, "hidden_norm.weight": ones, "norm.weight": ones, "lm_head.weight": none}
+        w |= {"markov_head.markov_w1.weight": one, "markov_head.markov_w2.weight": follow}
+        block = {"block_size": MOST, "mask_token_id": 0, "target_layer_ids": [0], "markov_rank": SIZE}
+        return write_folder(folder, config | block | {"architectures": ["Qwen3DSparkModel"], "head_dim": SIZE // 4}, w)
+    if name in ("eagle3", "p_eagle"):
         wide = {f"self_attn.{part}_proj.weight": np.zeros((SIZE, 2 * SIZE), np.float32) for part in "qkv"}
         w = {f"midlayer.{key}": tensor for key, tensor in (layer | steps | wide).items()}
         w |= {"midlayer.hidden_norm.weight": ones, "fc.weight": np.concatenate([one, none], axis=1)}
         w |= {"norm.weight": ones, "lm_head.weight": follow, "d2t": np.zeros(SIZE, np.int64)}
+        if name == "p_eagle":
+            w |= looks_one_back(s, follow) | {"mask_hidden": np.zeros((1, 1, 2 * SIZE), np.float32)}
+            config = config | {"mask_token_id": 0}
         return write_folder(folder, config | {"eagle_aux_hidden_state_layer_ids": [0, 1]}, w)
     layer = {key: tensor for key, tensor in layer.items() if key != "input_layernorm.weight"}
     w = {f"layers.0.{key}": tensor for key, tensor in layer.items()}
@@ -187,8 +198,24 @@ def write_knowing_head(folder, name, config, layer, follow):
     return write_folder(folder, config, w)
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3", "medusa"])
+def looks_one_back(s, follow):
+    """Attention that finds the entry before, whatever stands there, and adds a little of its state's successor: the
+    first mask has no state of its own, and steps on from there."""
+    turn = 10000.0 ** (-np.arange(4) / 4)
+    query = 200 * np.concatenate([np.cos(turn), -np.sin(turn)])  # turned back by one place
+    key = np.concatenate([np.ones(4), np.zeros(4)])
+    w = {}
+    for part, vector in (("q", query), ("k", key)):  # any token's normed embedding adds up to s
+        rows = np.repeat(np.tile(vector, 4)[:, None] / s, SIZE, axis=1)
+        w[f"midlayer.self_attn.{part}_proj.weight"] = np.concatenate([rows, 0 * rows], axis=1).astype(np.float32)
+    one = np.eye(SIZE, dtype=np.float32)
+    w["midlayer.self_attn.v_proj.weight"] = np.concatenate([0 * one, one], axis=1)
+    return w | {"midlayer.self_attn.o_proj.weight": (0.1 / s * follow).astype(np.float32)}
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "medusa", "p_eagle", "dspark"])
 def test_a_head_that_knows_is_kept_in_full_and_recovers(tmp_path, name):
+    K = 2 if name == "p_eagle" else MOST  # one layer looks one place back
     folder, config, layer, follow = write_permutation(tmp_path / "target")
     write_knowing_head(tmp_path / "head", name, config, layer, follow)
     with open_checkpoint(folder) as checkpoint:
@@ -207,11 +234,9 @@ def test_a_head_that_knows_is_kept_in_full_and_recovers(tmp_path, name):
     if name == "medusa":
         inner = medusa(head.config, **shared, **options)
     else:
-        shape = pool_shape(head.config.model, num_pages, page)
-        inner = eagle(
-            eagle_head.HEAD, head.config, hidden_size=SIZE, pool_shape=shape, pool_dtype=jnp.float32, **shared,
-            **options,
-        )  # fmt: skip
+        shared |= {"pool_shape": pool_shape(head.config.model, num_pages, page), "pool_dtype": jnp.float32}
+        make = dflash if name == "dspark" else functools.partial(eagle, eagle_head.HEAD)
+        inner = make(head.config, hidden_size=SIZE, **shared, **options)
     proposer = wrong_every(EVERY, inner, lambda weights: {"target": weights["target"], "draft": draft}, SIZE)
     engine = make_engine(
         folder, custom(K), proposer=proposer, max_model_len=128, max_num_seqs=num_rows, block_size=page,
@@ -227,8 +252,11 @@ def test_a_head_that_knows_is_kept_in_full_and_recovers(tmp_path, name):
             token = int(NEXT[token])
             said.append(token)
         assert output.outputs[0].token_ids == said
-        # A prompt of one token has shown the head no state yet.
-        wanted = expected_histogram(NUM_TOKENS, K, EVERY, first_is_plain=len(prompt) == 1)
+        # A prompt of one token has shown the head no state yet, which a Markov head alone does not miss.
+        first_is_plain = len(prompt) == 1 and name != "dspark"
+        wanted = expected_histogram(
+            NUM_TOKENS, K, EVERY, first_is_plain=first_is_plain, drafts_all_or_none=name == "dspark"
+        )
         assert output.metrics.speculative_decoding["acceptance_histogram"] == wanted
 
 

@@ -33,9 +33,10 @@ def write_eagle(
     is_speculators: bool = False,
     prefix: str = "",
     layer_0: str = "layers.0.",
+    mask_token_id: int | None = None,
     **config,
 ) -> Path:
-    """An EAGLE ("eagle") or EAGLE-3 head.
+    """An EAGLE ("eagle") or EAGLE-3 head, or with a mask token a P-EAGLE one.
 
     stored: of embed_tokens, lm_head, fc, norm (eagle), input_norm, fc_norm, t2d those the file has; biases: of q, o,
     fc; config: what is written beside the shape. A tensor's name is prefix + the published one.
@@ -105,11 +106,104 @@ def write_eagle(
     values = {"draft_vocab_size": draft_vocab_size} if kind == "eagle3" else {}
     if kind == "eagle3" and streams:
         values["eagle_aux_hidden_state_layer_ids"] = list(streams)
+    if mask_token_id is not None:
+        w["mask_hidden"] = random(1, 1, X or D)
+        values["mask_token_id"] = mask_token_id
     if is_speculators:
-        values |= {"speculators_model_type": "eagle3", "transformer_layer_config": layer_config}
+        name = "eagle3" if mask_token_id is None else "peagle"
+        values |= {"speculators_model_type": name, "transformer_layer_config": layer_config}
     else:
         values |= layer_config | {"architectures": ["LlamaForCausalLM"]}
     return write_folder(folder, values | config, {prefix + name: tensor for name, tensor in w.items()})
+
+
+def write_dflash(
+    folder: Path,
+    *,
+    seed: int = 0,
+    num_layers: int = 1,
+    streams: tuple[int, ...] = (0, 1),
+    block_size: int = 8,
+    mask_token_id: int = VOCAB - 1,
+    draft_vocab_size: int = VOCAB,
+    embedded: int = 0,
+    markov: str | None = None,
+    rank: int = 6,
+    stored: tuple[str, ...] = (),
+    layout: str = "flat",
+    layers: dict | None = None,
+    **config,
+) -> Path:
+    """A DFlash head, or with a kind of `markov` a DSpark one, whose tokens hear of each other loudly.
+
+    embedded: tokens of an embedding of its own, 0 for none; stored: of lm_head, bias (of attention), confidence_head,
+    mask_embedding those the file has; layout: of the config, "flat", "nested" or "speculators"; layers: what it says of
+    its layers beside their sizes.
+    """
+    random, size = _rng_of(seed), 4
+    D, F, R = HIDDEN, 24, rank
+    known = embedded or VOCAB
+    said = draft_vocab_size if draft_vocab_size < VOCAB else known
+    layer_config = {
+        "model_type": "qwen3", "hidden_size": D, "intermediate_size": F, "num_hidden_layers": num_layers,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": size, "max_position_embeddings": 128,
+        "vocab_size": known, "hidden_act": "silu", "rms_norm_eps": 1e-5, "attention_bias": "bias" in stored,
+        **(layers or {}),
+    }  # fmt: skip
+    w: dict[str, np.ndarray] = {"fc.weight": random(D, D * len(streams))}
+
+    def norm(name, width=D):
+        w[name] = 1 + random(width, scale=0.1)
+
+    for name in ("hidden_norm", "norm"):
+        norm(f"{name}.weight")
+    for i in range(num_layers):
+        name = f"layers.{i}."
+        for part in ("input_layernorm", "post_attention_layernorm"):
+            norm(f"{name}{part}.weight")
+        for part, shape in (("q", (4 * size, D)), ("k", (2 * size, D)), ("v", (2 * size, D)), ("o", (D, 4 * size))):
+            w[f"{name}self_attn.{part}_proj.weight"] = random(*shape, scale=0.6)
+            if "bias" in stored:
+                w[f"{name}self_attn.{part}_proj.bias"] = random(shape[0])
+        for part in "qk":
+            norm(f"{name}self_attn.{part}_norm.weight", size)
+        for part, shape in (("gate", (F, D)), ("up", (F, D)), ("down", (D, F))):
+            w[f"{name}mlp.{part}_proj.weight"] = random(*shape)
+    if embedded:
+        w["embed_tokens.weight"] = random(embedded, D, scale=1.0)
+    if "lm_head" in stored or draft_vocab_size < VOCAB:
+        w["lm_head.weight"] = random(said, D, scale=1.0)
+    if "mask_embedding" in stored:
+        w["mask_embedding"] = random(D, scale=1.0)
+    if draft_vocab_size < VOCAB:
+        kept = np.sort(np.random.default_rng(seed).permutation(VOCAB)[:draft_vocab_size])
+        w["d2t"] = kept - np.arange(draft_vocab_size)
+    own: dict = {"block_size": block_size, "mask_token_id": mask_token_id}
+    own["target_layer_ids"] = [stream - 1 for stream in streams]
+    if markov is not None:
+        own |= {"markov_head_type": markov, "markov_rank": rank}
+        w["markov_head.markov_w1.weight"] = random(known, R, scale=1.0)
+        w["markov_head.markov_w2.weight"] = random(said, R, scale=1.0)
+        part, out, wide = {"vanilla": ("", 0, 0), "gated": ("gate", R, D + R), "rnn": ("joint", 3 * R, 2 * R + D)}[
+            markov
+        ]
+        if part:
+            w[f"markov_head.{part}_proj.weight"] = random(out, wide, scale=0.6)
+            w[f"markov_head.{part}_proj.bias"] = random(out)
+    if "confidence_head" in stored:
+        w |= {"confidence_head.proj.weight": random(1, D + R), "confidence_head.proj.bias": random(1)}
+    if layout == "speculators":
+        own |= {"aux_hidden_state_layer_ids": list(streams), "transformer_layer_config": layer_config}
+        own["speculators_model_type"] = "dflash" if markov is None else "dspark"
+        del own["target_layer_ids"]
+        values = own | config
+    else:
+        architecture = "DFlashDraftModel" if markov is None or layout == "nested" else "Qwen3DSparkModel"
+        values = layer_config | {"architectures": [architecture]}
+        values |= {"dflash_config": own | config} if layout == "nested" else own | config
+    if draft_vocab_size < VOCAB:
+        values["draft_vocab_size"] = draft_vocab_size
+    return write_folder(folder, values, w)
 
 
 def write_medusa(

@@ -11,7 +11,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 
-def _silu(x):
+def silu(x):
     return x / (1 + np.exp(-x))
 
 
@@ -100,7 +100,7 @@ class NumpyEagle(_Folder):
                 x = self.norm(h, later) if later in w else h
             h = h + self.attention(x, name + "self_attn.")
             y = self.norm(h, name + "post_attention_layernorm.weight")
-            gated = _silu(self.linear(y, name + "mlp.gate_proj")) * self.linear(y, name + "mlp.up_proj")
+            gated = silu(self.linear(y, name + "mlp.gate_proj")) * self.linear(y, name + "mlp.up_proj")
             h = h + self.linear(gated, name + "mlp.down_proj")
         out = self.norm(h, "norm.weight") if "norm.weight" in w else h
         head = w.get("lm_head.weight")
@@ -159,7 +159,7 @@ class NumpyMedusa(_Folder):
             name = next((n for n in (f"{i}.{j}.linear", f"blocks.{i}.layers.{j}") if n + ".weight" in w), None)
             if name is None:
                 break
-            x = x + _silu(w[name + ".weight"] @ x + w.get(name + ".bias", 0))
+            x = x + silu(w[name + ".weight"] @ x + w.get(name + ".bias", 0))
         heads = (f"{i}.{j}.weight", f"lm_heads.{i}.weight", "lm_head.weight")
         return w[next(n for n in heads if n in w)] @ x if any(n in w for n in heads) else self.target_head() @ x
 

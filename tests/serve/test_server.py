@@ -27,7 +27,7 @@ TINY = ROOT / "tests" / "data" / "goldens" / "tiny" / "llama"
         (["m", "--prt", "1"], "--port"),
         (["m", "--port", "70000"], "port"),
         (["m", "--host", "256.1.1.1"], "256.1.1.1"),
-        (["m", "--speculative-method", "dspark", "--num-speculative-tokens", "2"], "'dspark' is not supported yet"),
+        (["m", "--speculative-method", "dspark", "--num-speculative-tokens", "2"], "'dspark' needs 'model'"),
         (["--config", "no/such.yaml"], "no/such.yaml"),
     ],
 )

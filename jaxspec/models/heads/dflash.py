@@ -1,4 +1,4 @@
-"""Device. DFlash: one pass fills a block of mask tokens, attending to keys made of the target's streams.
+"""Device. DFlash and DSpark: one pass fills a block of mask tokens, attending to keys made of the target's streams.
 
 The pool holds keys and values of committed positions, which no layer's own output enters; a block's own keys are
 written behind them for the pass, and overwritten later. Source: Chen et al. 2026 (DFlash).
@@ -17,6 +17,7 @@ from jaxspec.models import names
 from jaxspec.models.attention import Place, attend, attention_specs
 from jaxspec.models.base import Tokens, Weights
 from jaxspec.models.decoder import norm_specs
+from jaxspec.models.heads import markov
 from jaxspec.models.heads.base import file_names, renamed
 from jaxspec.models.layers import NORM_DTYPE, embed, gated_mlp, linear, mlp_specs, rms_norm
 from jaxspec.models.rope import apply_rope, rope_tables
@@ -41,6 +42,10 @@ def specs(config: DflashConfig, dtype: Any) -> Weights:
         tree["embed"] = ArraySpec((model.vocab_size, D), dtype, ("vocab", "embed"))
     if config.has_head:
         tree["head"] = ArraySpec((config.draft_vocab_size, D), dtype, ("vocab", "embed"))
+    if config.has_mask_embedding:
+        tree["mask_embedding"] = ArraySpec((D,), dtype, ("embed",))
+    if config.markov is not None:
+        tree["markov"] = markov.specs(config, dtype)
     if config.has_map:
         tree["id_map"] = ArraySpec((config.draft_vocab_size,), jnp.int32, ("vocab",))
     return tree
@@ -56,6 +61,7 @@ def name_table(config: DflashConfig, tensor_names: Collection[str]) -> NameTable
         "final_norm": "norm.weight",
         "embed": "embed_tokens.weight",
         "head": "lm_head.weight",
+        "mask_embedding": "mask_embedding",
         "id_map": "d2t",
     }
     table = {}
@@ -63,9 +69,13 @@ def name_table(config: DflashConfig, tensor_names: Collection[str]) -> NameTable
         if path == "layers":
             for i, tree in enumerate(child):
                 table |= {f"layers.{i}.{name}": renamed(layer[name], stored, f"layers.{i}.") for name in tree}
+        elif path == "markov":
+            table |= {f"markov.{name}": renamed(markov.NAMES[name], stored) for name in child}
         else:
             table[path] = renamed(TensorSource((ends[path],)), stored)
-    return NameTable(table, (r"(model\.)?t2d", r".*\.rotary_emb\.inv_freq"))
+    unread = (r"(model\.)?t2d", r".*\.rotary_emb\.inv_freq")
+    # What it says decides how many drafts are worth verifying, never which.
+    return NameTable(table, unread if config.markov is None else (*unread, r"(model\.)?confidence_head\.proj\..*"))
 
 
 def remember(weights: Weights, config: DflashConfig, tokens: Tokens, streams_BTX: jax.Array, pool: Pool) -> Pool:
@@ -94,7 +104,7 @@ def remember(weights: Weights, config: DflashConfig, tokens: Tokens, streams_BTX
 def forward(weights: Weights, config: DflashConfig, tokens: Tokens, pool: Pool) -> tuple[jax.Array, Pool]:
     """hidden_BTD of a block, which the vocabulary head reads: token_ids are the last committed token, then masks.
 
-    A layer that is not causal lets every token of the block see all of it.
+    A layer that is not causal lets every token of the block see all of it. A block has all T tokens or none.
     """
     model = config.model
     assert model.rope is not None
@@ -110,14 +120,43 @@ def forward(weights: Weights, config: DflashConfig, tokens: Tokens, pool: Pool) 
     from_the_end = dataclasses.replace(tokens, positions_BT=jnp.where(tokens.positions_BT < 0, -1, last_B1))
     pages_a_layer = pool.shape[0] // model.num_layers
     for index, w in enumerate(weights["layers"]):
-        seen_by = tokens if config.is_causal[index] else from_the_end
-        place = Place(tokens=seen_by, page_offset=jnp.int32(index * pages_a_layer), rotation=rotation)
+        is_causal, window = config.is_causal[index], model.sliding_window_layers[index]
+        offset = jnp.int32(index * pages_a_layer)
+        place = Place(tokens=tokens if is_causal else from_the_end, page_offset=offset, rotation=rotation)
         qkv = linear(rms_norm(x_ND, w["attention_norm"], eps), w["qkv"], w.get("qkv_bias"))
         q, k, v = jnp.split(qkv.reshape(B, T, Q + 2 * G, H), [Q, Q + G], axis=2)
         q, k = (apply_rope(rms_norm(y, w[norm], eps), rotation) for y, norm in ((q, "q_norm"), (k, "k_norm")))
         entries = jnp.concatenate([k, v * config.value_scale], axis=2)
-        window = model.sliding_window_layers[index]
-        out, pool = attend(q, entries, pool, place, scale=H**-0.5, window=window)
+        if is_causal or window is None:
+            out, pool = attend(q, entries, pool, place, scale=H**-0.5, window=window)
+        else:
+            out, pool = _attend_around(q, entries, pool, place, scale=H**-0.5, window=window)
         x_ND = x_ND + linear(out.reshape(B * T, Q * H), w["o"], w.get("o_bias"))
         x_ND = x_ND + gated_mlp(w, rms_norm(x_ND, w["mlp_norm"], eps))
     return rms_norm(x_ND, weights["final_norm"], eps).reshape(B, T, -1), pool
+
+
+def _attend_around(
+    q_BTQH: jax.Array, entries_BTGH: jax.Array, pool: Pool, place: Place, *, scale: float, window: int
+) -> tuple[jax.Array, Pool]:
+    """As `attend`, where every token sees all of the block, and back from it no further than its window."""
+    T, tokens, outs = q_BTQH.shape[1], place.tokens, []
+    _, pool = attend(q_BTQH, entries_BTGH, pool, place, scale=scale)  # for what it writes
+    for t in range(T):
+        one = dataclasses.replace(
+            tokens,
+            token_ids_BT=tokens.token_ids_BT[:, t : t + 1],
+            positions_BT=tokens.positions_BT[:, t : t + 1],
+            slots_BT=tokens.slots_BT[:, t : t + 1],
+        )
+        # As from the block's end, T - 1 - t places behind the token.
+        out, pool = attend(
+            q_BTQH[:, t : t + 1],
+            entries_BTGH[:, t : t + 1],
+            pool,
+            dataclasses.replace(place, tokens=one),
+            scale=scale,
+            window=window + T - 1 - t,
+        )
+        outs.append(out)
+    return jnp.concatenate(outs, axis=1), pool

@@ -1,6 +1,6 @@
-"""Device. EAGLE and EAGLE-3 heads: a few decoder layers over the target's states and the next tokens.
+"""Device. EAGLE, EAGLE-3 and P-EAGLE heads: a few decoder layers over the target's states and the next tokens.
 
-Source: Li et al. 2024 (EAGLE), section 4; Li et al. 2025 (EAGLE-3), section 3.
+Source: Li et al. 2024 (EAGLE), section 4; Li et al. 2025 (EAGLE-3), section 3; Hui et al. 2026 (P-EAGLE).
 """
 
 from collections.abc import Collection
@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxspec.config.heads import EagleConfig
 from jaxspec.models import names
@@ -42,6 +43,8 @@ def specs(config: EagleConfig, dtype: Any) -> Weights:
         return ArraySpec((size,), NORM_DTYPE, ("embed",), 0.0)
 
     num_streams = len(config.aux_streams)
+    if config.mask_token_id is not None:  # what the features of a mask are made of, as a position's are of its streams
+        tree["mask_hidden"] = ArraySpec((num_streams * X if num_streams else D,), dtype, ("stream",))
     if config.kind == "eagle" or num_streams:
         tree["fc"] = ArraySpec((D, num_streams * X if num_streams else 2 * D), dtype, ("embed", "stream"))
         if config.fc_bias:
@@ -94,6 +97,8 @@ def name_table(config: EagleConfig, tensor_names: Collection[str]) -> NameTable:
         elif path == "stream_norms":
             for index in range(len(child)):
                 table[f"{path}.{index}"] = renamed(TensorSource((f"fc_norm.{index}.weight",)), stored)
+        elif path == "mask_hidden":
+            table[path] = renamed(TensorSource((path,), (np.ravel,)), stored)
         else:
             table[path] = renamed(TensorSource((ends[path],)), stored)
     return NameTable(table, (*_UNREAD, *((r"(model\.)?lm_head\.weight",) if config.is_head_tied else ())))

@@ -56,7 +56,14 @@ class HeadCheckpoint:
 
 
 @contextmanager
-def open_head(kind: str, folder: Path | None, target: Checkpoint, *, aux_layer_ids: tuple[int, ...] | None = None):
+def open_head(
+    kind: str,
+    folder: Path | None,
+    target: Checkpoint,
+    *,
+    aux_layer_ids: tuple[int, ...] | None = None,
+    mask_token_id: int | None = None,
+):
     """Yields the HeadCheckpoint of a drafter's folder, or, without one, of the module in the target's own checkpoint.
 
     Raises:
@@ -73,7 +80,9 @@ def open_head(kind: str, folder: Path | None, target: Checkpoint, *, aux_layer_i
     reader = open_tensors(folder, quantization if isinstance(quantization, dict) else None)
     try:
         shapes = {name: info.shape for name, info in reader.tensors.items()}
-        config = head_config(kind, values, shapes, target.config, aux_layer_ids=aux_layer_ids)
+        config = head_config(
+            kind, values, shapes, target.config, aux_layer_ids=aux_layer_ids, mask_token_id=mask_token_id
+        )
         yield HeadCheckpoint(config, reader, _mask_embedding(folder, config))
     finally:
         reader.close()
@@ -124,7 +133,7 @@ def load_head(head: HeadCheckpoint, target: ModelConfig, target_weights: Weights
     weights = load(reader, specs_of(config, dtype), _name_table(config, reader.tensors))
     if not isinstance(config, MedusaConfig | MlpSpeculatorConfig):
         for module in weights.get("modules", [weights]):
-            _share(module, head, target_weights, dtype)
+            _share(module, head, target, target_weights, dtype)
     if "id_map" in weights:
         t2d = next((name for name in reader.tensors if name.removeprefix("model.") == "t2d"), None)
         is_absolute = (
@@ -140,7 +149,7 @@ def load_head(head: HeadCheckpoint, target: ModelConfig, target_weights: Weights
     return weights
 
 
-def _share(weights: Weights, head: HeadCheckpoint, target_weights: Weights, dtype: Any) -> None:
+def _share(weights: Weights, head: HeadCheckpoint, target: ModelConfig, target_weights: Weights, dtype: Any) -> None:
     """Puts the target's embedding and head where the files have none, or the same."""
     config = head.config
     table = target_weights["embed"]
@@ -155,15 +164,20 @@ def _share(weights: Weights, head: HeadCheckpoint, target_weights: Weights, dtyp
     if isinstance(config, EagleConfig) and config.is_head_tied:
         logger.info("draft head: vocabulary head: tied to the embedding")
         weights["head"] = weights["embed"]
-    if isinstance(config, DflashConfig):
-        if head.mask_embedding is not None:
-            weights["mask_embedding"] = jnp.asarray(head.mask_embedding, dtype)
-        num_rows = weights["embed"].shape[0]
-        if "mask_embedding" not in weights and config.mask_token_id >= num_rows:
-            raise WeightsError(
-                f"mask_token_id={config.mask_token_id} has no row in an embedding of {num_rows}, and there is no "
-                f"{_MASK_FILE}; fetch the draft head again"
-            )
+    if head.mask_embedding is not None:
+        weights["mask_embedding"] = jnp.asarray(head.mask_embedding, dtype)
+    mask_token_id, num_rows = getattr(config, "mask_token_id", None), weights["embed"].shape[0]
+    if mask_token_id is not None and mask_token_id >= num_rows and "mask_embedding" not in weights:
+        raise WeightsError(
+            f"{mask_token_id=} has no row in an embedding of {num_rows}, and no {_MASK_FILE} lies beside the "
+            "draft head; fetch it again"
+        )
+    if isinstance(config, DflashConfig) and config.draft_vocab_size > target.vocab_size:
+        logger.info("draft head: its tokens beyond the target's %d are never drafted", target.vocab_size)
+        if "head" in weights:
+            weights["head"] = weights["head"][: target.vocab_size]
+        if "markov" in weights:
+            weights["markov"]["to_token"] = weights["markov"]["to_token"][: target.vocab_size]
     stored = target_weights.get("head")
     if isinstance(stored, jax.Array) and isinstance(weights.get("head"), jax.Array):
         if weights["head"].shape == stored.shape and bool(jnp.all(weights["head"] == stored)):
