@@ -68,7 +68,11 @@ def explanation(method: str, verdict: Verdict) -> str:
         return "nearly everything is kept: the draft may be the target itself, and then it costs what it saves"
     if verdict == "suspiciously high":
         return "nearly everything is kept, as no trained head does on varied text: the answers may repeat themselves"
-    return "as is usual for this kind" if bounds is not None else "what such a method finds depends on the text alone"
+    return (
+        "as is usual for this kind"
+        if bounds is not None
+        else "no rate is usual for this method: nothing was trained for the target"
+    )
 
 
 @dataclass(frozen=True)
