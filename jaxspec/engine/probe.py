@@ -62,7 +62,10 @@ def probe_at_start(core: EngineCore, max_tokens: int) -> None:
     speculative, tokenizer = core.config.speculative_config, core.parts.tokenizer
     if speculative is None:
         return
-    if METHODS[speculative.method].is_on_host or core.parts.host_proposer is not None:
+    if METHODS[speculative.method].needs == "context":
+        logger.info("start-up probe: none, since what method %r finds depends on the text alone", speculative.method)
+        return
+    if core.parts.host_proposer is not None:
         logger.info("start-up probe: none, since method %r keeps what it sees", speculative.method)
         return
     if speculative.rejection_sample_method == "synthetic":
@@ -76,7 +79,7 @@ def probe_at_start(core: EngineCore, max_tokens: int) -> None:
     _, stats = answer_greedily(core, prompts, max_tokens)
     rates = ", ".join(f"{rate:.2f}" for rate in stats.acceptance_per_position)
     said = f"method {speculative.method!r} keeps {rates} of its drafts by position, over {stats.num_drafts} rounds"
-    if is_useless(stats) and METHODS[speculative.method].needs != "context":
+    if is_useless(stats):
         logger.warning(
             "start-up probe: %s: drafting is useless and slows answers down; `jaxspec doctor` with the same model and "
             "speculative_config looks for the reason",

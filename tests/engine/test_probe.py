@@ -67,17 +67,19 @@ def test_useless_drafting_is_warned_about(core, caplog, monkeypatch, num_steps, 
 
 
 @pytest.mark.parametrize(
-    ("method", "rule", "tokenizer", "says"),
+    ("method", "rule", "tokenizer", "host_proposer", "says"),
     [
-        ("suffix", "coupled", "a tokenizer", "none, since method 'suffix' keeps what it sees"),
-        ("ngram", "synthetic", "a tokenizer", "none, since rule 'synthetic'"),
-        ("draft_model", "coupled", None, "none (no tokenizer)"),
-        (None, None, "a tokenizer", None),
+        ("suffix", "coupled", "a tokenizer", "one", "none, since what method 'suffix' finds depends on the text"),
+        ("ngram", "coupled", "a tokenizer", None, "none, since what method 'ngram' finds depends on the text"),
+        ("custom", "coupled", "a tokenizer", "one", "none, since method 'custom' keeps what it sees"),
+        ("draft_model", "synthetic", "a tokenizer", None, "none, since rule 'synthetic'"),
+        ("draft_model", "coupled", None, None, "none (no tokenizer)"),
+        (None, None, "a tokenizer", None, None),
     ],
 )
-def test_what_is_not_probed_is_said(method, rule, tokenizer, says, caplog):
+def test_what_is_not_probed_is_said(method, rule, tokenizer, host_proposer, says, caplog):
     speculative = None if method is None else SimpleNamespace(method=method, rejection_sample_method=rule)
-    parts = SimpleNamespace(tokenizer=tokenizer, host_proposer=None)
+    parts = SimpleNamespace(tokenizer=tokenizer, host_proposer=host_proposer)
     config = SimpleNamespace(speculative_config=speculative, max_model_len=64)
     probe.probe_at_start(SimpleNamespace(config=config, parts=parts), 12)
     assert [says in message for message in caplog.messages] == ([] if says is None else [True])
