@@ -1,5 +1,6 @@
 """Host. One strict JAX for the whole suite: CPU with eight devices, no silent promotion, a kept compilation cache."""
 
+import gc
 import hashlib
 import os
 import platform
@@ -56,6 +57,19 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_compilation_cache_dir", str(ROOT / ".jaxspec_cache" / f"tests-{_cpu_features()}"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+MOST_MAPS = 25_000
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _room_for_programs():
+    """XLA maps every kernel of a CPU program by itself, and a process that comes to 65530 maps, Linux's limit, crashes."""
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPS:
+        gc.collect()
+        jax.clear_caches()
 
 
 def pytest_addoption(parser):

@@ -45,6 +45,14 @@ http.server.HTTPServer((host, port), Handler).serve_forever()
 """
 
 
+# Shells start what runs in the background with the interrupt ignored, and processes inherit that.
+WITH_INTERRUPT = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
 @pytest.fixture
 def project(tmp_path):
     """A folder with the demo script and a stub for the server."""
@@ -59,7 +67,7 @@ def project(tmp_path):
 
 def start(project, *words, **env):
     return subprocess.Popen(
-        [sys.executable, "scripts/demo.py", *words],
+        [sys.executable, "-c", WITH_INTERRUPT, "scripts/demo.py", *words],
         cwd=project, env=os.environ | {"HOME": ""} | env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 

@@ -52,8 +52,11 @@ class ExecutableStore:
         """
         leaves, tree = jax.tree.flatten(arguments)
         kinds = [(tuple(leaf.shape), leaf.dtype.name) for leaf in leaves]
-        text, path = repr((str(tree), kinds)), self._folder / _ARGUMENTS
-        known = path.read_text(encoding="utf-8") if path.exists() else None
+        text = repr((str(tree), kinds))
+        try:
+            known = (self._folder / _ARGUMENTS).read_text(encoding="utf-8")
+        except OSError:  # nothing was saved yet
+            known = None
         if known == text:
             return
         if known is not None:
@@ -80,7 +83,7 @@ class ExecutableStore:
         """Nothing more is asked for: mark this set as used now, and drop those that were used longest ago."""
         self._readers.shutdown(wait=False, cancel_futures=True)
         try:
-            self._folder.touch()
+            os.utime(self._folder)
             sets = sorted(self._folder.parent.iterdir(), key=lambda folder: folder.stat().st_mtime, reverse=True)
         except OSError:  # nothing was saved, or another process tidies
             return

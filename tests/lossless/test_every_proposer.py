@@ -72,7 +72,12 @@ def histogram_of(num_tokens, prompt, answer, guess):
     return histogram
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]}-K{case[1]}")
+QUICK = {("ngram", 1), ("ngram", 8), ("draft_model", 3), ("probabilistic", 3), ("host_replay", 2), ("self_draft", 8)}
+QUICK |= {("replay", 1), ("replay", 5), ("self", 3), ("ngram+draft_model", 3), ("suffix", 3)}
+PARAMS = [case if case in QUICK else pytest.param(case, marks=pytest.mark.heavy) for case in CASES]
+
+
+@pytest.fixture(scope="module", params=PARAMS, ids=lambda case: f"{case[0]}-K{case[1]}")
 def case(request, target, drafter, drafter_oracle, target_oracle):
     """(name, K, rule, engine, guess): guess is what the drafter must say, None where it is drawn."""
     name, K = request.param

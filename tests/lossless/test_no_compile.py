@@ -11,7 +11,7 @@ from tests.lossless.replay import HostReplay
 from tests.oracle.folders import add_tokenizer, write_llama
 
 CHUNK_TOKENS = 32  # buckets of 16 and 32
-ROWS = 4  # buckets of 1, 2 and 4
+ROWS = 4  # buckets of 1 and 4
 
 
 @pytest.fixture(scope="module", params=["plain", "ngram", "probabilistic", "host"])

@@ -41,7 +41,9 @@ def test_published_package(smollm2_path):
 
 
 @pytest.mark.parametrize("name", ["nonsense", "./absent", "a/b/c", "absent/model.gguf", "../x", "a b/c", ""])
-def test_names_that_mean_nothing_are_refused_without_asking_the_hub(monkeypatch, name):
+def test_names_that_mean_nothing_are_refused_without_asking_the_hub(monkeypatch, tmp_path, name):
+    (tmp_path / "inside").mkdir()
+    monkeypatch.chdir(tmp_path / "inside")  # where "../x" is surely nothing
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
     with pytest.raises(WeightsError, match=r"smollm2-135m-instruct.*owner/model"):
         resolve_model(name)
