@@ -64,7 +64,7 @@ MOST_MAPS = 25_000
 
 @pytest.fixture(autouse=True, scope="module")
 def _room_for_programs():
-    """XLA maps every kernel of a CPU program by itself, and a process that comes to 65530 maps, Linux's limit, crashes."""
+    """XLA maps every kernel of a CPU program by itself; a process that comes to Linux's 65530 maps crashes."""
     yield
     maps = Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPS:
