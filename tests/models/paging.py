@@ -7,6 +7,7 @@ import numpy as np
 
 from jaxspec.cache.pages import pool_shape
 from jaxspec.models.base import Tokens
+from jaxspec.models.heads.load import load_head, open_head
 from jaxspec.models.registry import family_of
 from jaxspec.weights.checkpoint import open_checkpoint
 from jaxspec.weights.load import load
@@ -23,6 +24,13 @@ def load_model(path):
             checkpoint.config,
             load(checkpoint.reader, specs, family.name_table(checkpoint.config, checkpoint.source)),
         )
+
+
+def read_head(kind, folder, opened):
+    """(config, weights) of a head for a target that is open (the fixture `opened`)."""
+    checkpoint, _, weights = opened
+    with open_head(kind, folder, checkpoint) as head:
+        return head.config, load_head(head, checkpoint.config, weights, jnp.float32)
 
 
 class Pager:

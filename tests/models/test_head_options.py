@@ -22,6 +22,7 @@ from jaxspec.models.heads.load import load_head, open_head, target_ids
 from jaxspec.models.registry import family_of
 from jaxspec.weights.checkpoint import open_checkpoint
 from jaxspec.weights.load import load
+from tests.models.paging import read_head
 from tests.oracle import head_folders
 from tests.oracle.folders import TINY, write_llama
 from tests.oracle.goldens import assert_close
@@ -35,26 +36,6 @@ NUM_LAYERS, T, PAGE = 5, 9, 4
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
     return write_llama(tmp_path_factory.mktemp("heads") / "target", seed=1, num_layers=NUM_LAYERS)
-
-
-@pytest.fixture(scope="module")
-def opened(target):
-    """(checkpoint, family, weights) of the target."""
-    with open_checkpoint(target) as checkpoint:
-        family = family_of(checkpoint.config.family)
-        specs = family.specs(checkpoint.config, np.float32)
-        yield checkpoint, family, load(checkpoint.reader, specs, family.name_table(checkpoint.config, "hf"))
-
-
-@pytest.fixture(scope="module")
-def oracle(target):
-    return NumpyLlama(target)
-
-
-def read_head(kind, folder, opened):
-    checkpoint, _, weights = opened
-    with open_head(kind, folder, checkpoint) as head:
-        return head.config, load_head(head, checkpoint.config, weights, jnp.float32)
 
 
 EAGLE = {

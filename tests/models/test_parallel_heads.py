@@ -14,20 +14,18 @@ from safetensors.numpy import load_file, save_file
 from jaxspec.cache.pages import pool_shape
 from jaxspec.errors import ConfigError, JaxspecError, WeightsError
 from jaxspec.models.heads import eagle as eagle_head
-from jaxspec.models.heads.load import load_head, open_head
-from jaxspec.models.registry import family_of
+from jaxspec.models.heads.load import open_head
 from jaxspec.proposers import drawing
 from jaxspec.proposers.base import RowView
 from jaxspec.proposers.dflash import dflash
 from jaxspec.proposers.eagle import eagle
 from jaxspec.sampling.table import neutral_table
 from jaxspec.weights.checkpoint import open_checkpoint
-from jaxspec.weights.load import load
 from scripts.check_golden import run_drafter
+from tests.models.paging import read_head
 from tests.oracle.folders import TINY, write_llama
 from tests.oracle.goldens import assert_close
 from tests.oracle.head_folders import HIDDEN, VOCAB, edit_config, write_dflash, write_eagle
-from tests.oracle.llama import NumpyLlama
 from tests.oracle.parallel_heads import NumpyDflash, NumpyPEagle
 from tests.weights.zips import PROTO, STOP, integer, pack, state, storage, tensor
 
@@ -37,26 +35,6 @@ K, LENGTH, PAGE = 3, 16, 4
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
     return write_llama(tmp_path_factory.mktemp("parallel") / "target", seed=1, num_layers=3)
-
-
-@pytest.fixture(scope="module")
-def opened(target):
-    """(checkpoint, family, weights) of the target."""
-    with open_checkpoint(target) as checkpoint:
-        family = family_of(checkpoint.config.family)
-        specs = family.specs(checkpoint.config, np.float32)
-        yield checkpoint, family, load(checkpoint.reader, specs, family.name_table(checkpoint.config, "hf"))
-
-
-@pytest.fixture(scope="module")
-def oracle(target):
-    return NumpyLlama(target)
-
-
-def read_head(kind, folder, opened):
-    checkpoint, _, weights = opened
-    with open_head(kind, folder, checkpoint) as head:
-        return head.config, load_head(head, checkpoint.config, weights, jnp.float32)
 
 
 def drafts_after(contexts, config, draft_weights, opened, oracle):
