@@ -31,7 +31,7 @@ def geometric_buckets(smallest: int, largest: int, factor: int) -> tuple[int, ..
 
 
 def row_buckets(largest: int) -> tuple[int, ...]:
-    """1, 4, 8, 16, … below `largest`, then `largest` itself: two or three rows cost little less than four."""
+    """1, 4, 8, 16, … below `largest`, then `largest` itself: two rows run as four, for a program less."""
     return (1, *geometric_buckets(4, largest, 2)) if largest > 1 else (1,)
 
 

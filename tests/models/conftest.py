@@ -1,4 +1,4 @@
-"""Host. The published model, where its package is installed, what PyTorch said with it, and a file's own target opened."""
+"""Host. The published model, where its package is installed, and its PyTorch answers; a file's own target, opened."""
 
 import numpy as np
 import pytest
