@@ -25,6 +25,7 @@ from tests.contracts.members import (
     make_weights,
     pages_of,
 )
+from tests.quick import heavy_but
 
 PAGES_PER_ROW = MAX_LEN // PAGE_SIZE
 
@@ -38,7 +39,10 @@ def admission(row, temperature=0.0):
     )  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["none", "ngram", "draft_model", "probabilistic", "eagle3", "ngram+self"])
+METHODS = ("none", "ngram", "draft_model", "probabilistic", "eagle3", "ngram+self")
+
+
+@pytest.fixture(scope="module", params=heavy_but(METHODS, lambda name: name in ("ngram", "probabilistic", "eagle3")))
 def proposer(request):
     return make_proposer(request.param)
 

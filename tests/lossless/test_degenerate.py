@@ -8,11 +8,15 @@ import pytest
 from jaxspec import CapacityError, RequestError, SamplingParams
 from tests.lossless.engines import MAX_MODEL_LEN, VOCAB_SIZE, draft_model, make_engine, ngram
 from tests.oracle.llama import assert_says, continuation
+from tests.quick import heavy_but
 
 GREEDY = {"temperature": 0, "ignore_eos": True}
 
 
-@pytest.fixture(scope="module", params=["K=1", "long window", "draft of one"])
+KINDS = ("K=1", "long window", "draft of one")
+
+
+@pytest.fixture(scope="module", params=heavy_but(KINDS, lambda name: name == "draft of one"))
 def engine(request, target, drafter):
     config = {
         "K=1": ngram(1, 1, 1),

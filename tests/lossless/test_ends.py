@@ -8,6 +8,7 @@ from tests.lossless.engines import MAX_MODEL_LEN, VOCAB_SIZE, custom, make_engin
 from tests.lossless.replay import HostReplay, Script, replay_proposer, set_scripts
 from tests.oracle.folders import write_llama
 from tests.oracle.llama import NumpyLlama, assert_says, continuation
+from tests.quick import heavy_but
 
 K = 4
 EOS = 17
@@ -32,7 +33,10 @@ def cases(folder):
     return found
 
 
-@pytest.fixture(scope="module", params=["device", "host", "device, four rounds"])
+PLACES = ("device", "host", "device, four rounds")
+
+
+@pytest.fixture(scope="module", params=heavy_but(PLACES, lambda name: name != "device"))
 def replay(request, folder):
     proposer = HostReplay(K) if request.param == "host" else replay_proposer(K, MAX_MODEL_LEN)
     rounds = 4 if "four" in request.param else 1

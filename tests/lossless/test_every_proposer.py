@@ -11,6 +11,7 @@ from tests.lossless.engines import MAX_MODEL_LEN, VOCAB_SIZE, custom, draft_mode
 from tests.lossless.replay import HostReplay, Script, replay_proposer, set_scripts
 from tests.oracle.llama import NumpyLlama, assert_says, continuation, row_of
 from tests.oracle.suffix import suffix_guess
+from tests.quick import heavy_but
 
 CASES = [
     *itertools.product(("ngram", "draft_model", "replay"), range(1, 9)),
@@ -72,12 +73,11 @@ def histogram_of(num_tokens, prompt, answer, guess):
     return histogram
 
 
-QUICK = {("ngram", 1), ("ngram", 8), ("draft_model", 3), ("probabilistic", 3), ("host_replay", 2), ("self_draft", 8)}
-QUICK |= {("replay", 1), ("replay", 5), ("self", 3), ("ngram+draft_model", 3), ("suffix", 3)}
-PARAMS = [case if case in QUICK else pytest.param(case, marks=pytest.mark.heavy) for case in CASES]
+QUICK = {("ngram", 8), ("draft_model", 3), ("probabilistic", 3), ("host_replay", 2), ("replay", 5), ("self", 3)}
+QUICK |= {("ngram+draft_model", 3), ("suffix", 3)}
 
 
-@pytest.fixture(scope="module", params=PARAMS, ids=lambda case: f"{case[0]}-K{case[1]}")
+@pytest.fixture(scope="module", params=heavy_but(CASES, QUICK.__contains__), ids=lambda case: f"{case[0]}-K{case[1]}")
 def case(request, target, drafter, drafter_oracle, target_oracle):
     """(name, K, rule, engine, guess): guess is what the drafter must say, None where it is drawn."""
     name, K = request.param

@@ -11,14 +11,14 @@ from tests.lossless.engines import make_engine, ngram
 from tests.lossless.test_every_proposer import copied, histogram_of
 from tests.oracle.folders import TINY
 from tests.oracle.goldens import read_golden
+from tests.quick import heavy_but
 
 K = 3
 # One of each kind of layer and cache; the others differ from them in a matrix or a number, and cost a compilation each.
 QUICK = ("mistral-swa", "gemma3-text", "gpt2", "qwen3-moe", "deepseek-v3-mtp")
-MEMBERS = [name if name in QUICK else pytest.param(name, marks=pytest.mark.heavy) for name in FAMILY_MEMBERS]
 
 
-@pytest.mark.parametrize("name", MEMBERS)
+@pytest.mark.parametrize("name", heavy_but(FAMILY_MEMBERS, QUICK.__contains__))
 def test_speculation_says_what_plain_decoding_says(name):
     """The prompt comes in by chunks that split it; the texts are longer than any window that acts in them."""
     expected = read_golden(name)

@@ -28,6 +28,7 @@ from tests.oracle.folders import DRAFTERS, TINY, write_folder
 from tests.oracle.goldens import read_golden
 from tests.oracle.heads import NumpyEagle, NumpyMedusa, NumpyMimo, NumpyMlpSpeculator
 from tests.oracle.llama import NumpyLlama, assert_says
+from tests.quick import heavy_but
 
 # That each file is read and run as it should is shown in tests/models/test_heads.py.
 GOLDENS = ("eagle3", "dflash", "qwen3-body-next-mtp")
@@ -88,7 +89,7 @@ HEADS = {
 }
 
 
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", heavy_but(HEADS, lambda name: name.startswith("eagle")))
 def test_answers_are_those_of_the_naive_loop(name, tmp_path, target, target_oracle):
     """Requests of many lengths that join and leave, greedy and sampled, one to the model's end: every round's drafts
     are a naive computation's, or the histogram of what was kept would differ."""

@@ -8,12 +8,13 @@ import pytest
 
 from jaxspec import SamplingParams
 from tests.lossless.engines import SAME_CODE, VOCAB_SIZE, draft_model, make_engine, ngram
+from tests.quick import heavy_but
 
 K = 3
 METHODS = ("plain", "ngram coupled", "ngram standard", "draft_model", "probabilistic")
 
 
-@pytest.fixture(scope="module", params=METHODS)
+@pytest.fixture(scope="module", params=heavy_but(METHODS, lambda name: name in ("ngram coupled", "probabilistic")))
 def engine(request, target, drafter):
     config = {
         "plain": None,

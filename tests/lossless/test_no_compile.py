@@ -9,12 +9,16 @@ from jaxspec.step.compiles import compile_count
 from tests.lossless.engines import VOCAB_SIZE, custom, draft_model, make_engine, ngram
 from tests.lossless.replay import HostReplay
 from tests.oracle.folders import add_tokenizer, write_llama
+from tests.quick import heavy_but
 
 CHUNK_TOKENS = 32  # buckets of 16 and 32
 ROWS = 4  # buckets of 1 and 4
 
 
-@pytest.fixture(scope="module", params=["plain", "ngram", "probabilistic", "host"])
+METHODS = ("plain", "ngram", "probabilistic", "host")
+
+
+@pytest.fixture(scope="module", params=heavy_but(METHODS, lambda name: name in ("ngram", "host")))
 def engine(request, tmp_path_factory, drafter):
     folder = write_llama(tmp_path_factory.mktemp("spoken") / "model", seed=4, vocab_size=VOCAB_SIZE)
     config = {

@@ -27,6 +27,7 @@ from tests.oracle.folders import TINY, write_llama
 from tests.oracle.goldens import assert_close
 from tests.oracle.head_folders import HIDDEN, VOCAB, edit_config, write_dflash, write_eagle
 from tests.oracle.parallel_heads import NumpyDflash, NumpyPEagle
+from tests.quick import heavy_but
 from tests.weights.zips import PROTO, STOP, integer, pack, state, storage, tensor
 
 K, LENGTH, PAGE = 3, 16, 4
@@ -117,9 +118,13 @@ HEADS = {
 }
 
 
-@pytest.mark.parametrize(("kind", "options"), HEADS.values(), ids=HEADS)
-def test_drafts_and_what_they_are_drawn_from(kind, options, tmp_path, opened, oracle):
+QUICK = ("p_eagle, as published", "dflash, sliding layers", "dspark, gated", "dspark, speculators")
+
+
+@pytest.mark.parametrize("name", heavy_but(HEADS, QUICK.__contains__))
+def test_drafts_and_what_they_are_drawn_from(name, tmp_path, opened, oracle):
     """Every draft's distribution, given the drafts before it where it follows from them."""
+    kind, options = HEADS[name]
     if kind == "p_eagle":
         folder = write_eagle(tmp_path, "eagle3", seed=2, mask_token_id=5, **options)
         twin = NumpyPEagle(folder, oracle)

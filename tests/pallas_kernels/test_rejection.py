@@ -18,6 +18,7 @@ from jaxspec.pallas_kernels.rejection.api import pick_implementation, reject
 from jaxspec.pallas_kernels.rejection.arg_specs import REJECTION_SPECS, RejectionSpec
 from jaxspec.pallas_kernels.rejection.rules import BLOCK, COUPLED, GREEDY, STANDARD
 from tests.pallas_kernels.cases import assert_equal, random_arguments
+from tests.quick import heavy_but
 
 SPECS = {spec.name: spec for spec in REJECTION_SPECS if "test" in spec.tags}
 ALL, WITH_RATES = (GREEDY, STANDARD, COUPLED, BLOCK), (GREEDY, STANDARD)
@@ -43,8 +44,13 @@ def rules_of(spec):
 ON_GPU = ("no_drafts", "ragged", "penalised_bf16_q", "four_shards", "rates_with_q")
 
 
-@pytest.mark.parametrize(("name", "body"), [(name, "tpu") for name in SPECS] + [(name, "gpu") for name in ON_GPU])
-def test_kernel_equals_reference(name, body):
+CASES = [(name, "tpu") for name in SPECS] + [(name, "gpu") for name in ON_GPU]
+QUICK = ("ragged", "penalised_bf16_q", "four_shards")
+
+
+@pytest.mark.parametrize("case", heavy_but(CASES, lambda case: case[0] in QUICK), ids="-".join)
+def test_kernel_equals_reference(case):
+    name, body = case
     spec = SPECS[name]
     for seed in range(4 if spec.vocab_size < 1000 else 2):
         arguments = random_arguments(
@@ -64,6 +70,7 @@ def test_each_rule_alone(rules):
         assert_equal(judged(arguments, rules, "gpu"), judged(arguments, rules, "reference"))
 
 
+@pytest.mark.heavy
 def test_the_tpu_body_has_no_race():
     arguments = random_arguments(SPECS["penalised_bf16_q"], ALL, np.random.default_rng(7))
     found = jax.block_until_ready(judged(arguments, ALL, "tpu, races"))

@@ -12,6 +12,7 @@ from tests.lossless.engines import SAME_HLO, draft_model, make_engine, ngram
 from tests.oracle.folders import write_llama
 from tests.oracle.head_folders import write_eagle
 from tests.oracle.hlo import large_moves
+from tests.quick import heavy_but
 
 # Sizes that no activation has: every weight's count of elements holds the prime 11, the pool's 23.
 VOCAB, HIDDEN, FFN, NUM_PAGES, PAGE_SIZE = 61, 44, 52, 23, 4
@@ -26,7 +27,7 @@ METHODS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=METHODS)
+@pytest.fixture(scope="module", params=heavy_but(METHODS, lambda name: name in ("ngram+self", "eagle3")))
 def engine(request, tmp_path_factory):
     sizes = {"vocab_size": VOCAB, "hidden_size": HIDDEN, "intermediate_size": FFN}
     target = write_llama(tmp_path_factory.mktemp("hlo") / "target", seed=1, **sizes)

@@ -315,10 +315,12 @@ MAKERS: dict[str, Callable[..., tuple[dict, dict[str, np.ndarray]]]] = {
 }  # fmt: skip
 
 
-def cases(is_wanted: Callable[[Mutation], Any]) -> list[Any]:
-    """Those of the table, as parameters (method, mutation)."""
+def cases(
+    is_wanted: Callable[[Mutation], Any], is_quick: Callable[[Mutation], Any] = lambda mutation: True
+) -> list[Any]:
+    """Those of the table, as parameters (method, mutation), heavy where they are not quick."""
     return [
-        pytest.param(method, mutation, id=f"{method}: {name}")
+        pytest.param(method, mutation, id=f"{method}: {name}", marks=() if is_quick(mutation) else (pytest.mark.heavy,))
         for method, mutations in TABLE.items()
         for name, mutation in mutations.items()
         if is_wanted(mutation)

@@ -52,7 +52,9 @@ def texts_of(starts=(3, 20)):
 WHOLE = ("order of embedding and state", "target layers one earlier")
 
 
-@pytest.mark.parametrize(("method", "mutation"), cases(lambda mutation: mutation.named))
+@pytest.mark.parametrize(
+    ("method", "mutation"), cases(lambda mutation: mutation.named, lambda mutation: mutation.named in WHOLE)
+)
 def test_what_is_wrong_is_named(method, mutation, target, tmp_path):
     only = None if mutation.named in WHOLE else (mutation.named, "target layers in reverse")
     acceptance, (best, *others) = tried(write_pair(tmp_path, method, mutation, target), texts_of(), only)
