@@ -11,7 +11,8 @@ COMMANDS = {
     "doctor": ("jaxspec.tools.doctor", "measures a drafter's acceptance, and says why it is poor"),
     "inspect": ("jaxspec.tools.inspect", "says what a checkpoint is, and what jaxspec would do with it"),
     "convert": ("jaxspec.tools.convert", "writes a checkpoint anew, as safetensors or Orbax"),
-    "bench": ("jaxspec.bench.__main__", "benchmarks: speculation against plain decoding"),
+    "bench": ("jaxspec.bench.__main__", "benchmarks: speculation against plain decoding, and a server under load"),
+    "tune": ("jaxspec.bench.tune", "finds the fastest speculative_config for your prompts, and writes it"),
 }
 
 

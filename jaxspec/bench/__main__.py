@@ -4,7 +4,11 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-BENCHES = {"offline": ("jaxspec.bench.offline", "speculation against plain decoding, in one process")}
+BENCHES = {
+    "offline": ("jaxspec.bench.offline", "speculation against plain decoding, in one process"),
+    "serve": ("jaxspec.bench.serve", "latencies under a load on a live server"),
+    "sweep": ("jaxspec.bench.sweep", "methods, drafts and batch sizes against plain decoding"),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from jaxspec.config.base import StrictConfig
 from jaxspec.config.speculative import SpeculativeConfig
+from jaxspec.errors import ConfigError
 
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 
@@ -34,6 +35,14 @@ class EngineConfig(StrictConfig):
         "cpu_offload_gb": 0,
     }
 
+    @classmethod
+    def normalize(cls, data: dict[str, Any]) -> dict[str, Any]:
+        if "memory_fraction" in data:
+            if data.get("gpu_memory_utilization") is not None:
+                raise ConfigError("memory_fraction is another name of gpu_memory_utilization; give one of the two")
+            data["gpu_memory_utilization"] = data.pop("memory_fraction")
+        return data
+
     model: str = Field(description="the target: an alias (smollm2-135m-instruct), hub name, folder or .gguf file")
     tokenizer: str | None = Field(None, description="folder or .gguf file of the tokenizer; the model's own")
     served_model_name: str | None = Field(None, description="name the server answers to; the model as given")
@@ -61,7 +70,7 @@ class EngineConfig(StrictConfig):
     )
     gpu_memory_utilization: float | None = Field(
         None, gt=0.0, le=1.0, description="share of the device's memory to plan with; 0.9, or 0.4 of the host's on CPU"
-    )
+    )  # its other name is memory_fraction
     seed: int = Field(0, ge=0, lt=2**32, description="root of the seeds of requests that bring none")
     speculative_config: SpeculativeConfig | None = Field(
         None, description="how tokens are guessed, as JSON; null decodes plainly"

@@ -17,14 +17,17 @@ from jaxspec.config.hardware import HardwareFacts
 from jaxspec.config.methods import METHODS, PARALLEL, drafter_of
 from jaxspec.config.model import ModelConfig
 from jaxspec.config.schedule import dense_schedule
-from jaxspec.config.speculative import MAX_SPECULATIVE_TOKENS
+from jaxspec.config.speculative import MAX_SPECULATIVE_TOKENS, SpeculativeConfig
 from jaxspec.config.speculative_keys import KEYS
 from jaxspec.config.support import check_built, check_support
 from jaxspec.errors import CapacityError, ConfigError
 
 logger = logging.getLogger(__name__)
 
+AUTO_TOKENS = 8  # drafts a row at most under `num_speculative_tokens: auto`, where the draft's files say nothing
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+# Arrays of float32 logits that a round holds at once: the jnp form of rejection makes copies (docs/log.md has them).
+LOGITS_AT_ONCE = {"reference": 3, "pallas": 1}
 Dtype = Literal["float32", "bfloat16"]
 PageDtype = Literal["float32", "bfloat16", "int8"]
 Rule = Literal["standard", "block", "coupled", "synthetic"]
@@ -56,7 +59,8 @@ class ResolvedSpeculative(BaseModel):
 
     method: str
     model: str | None
-    num_speculative_tokens: int
+    num_speculative_tokens: int  # the most
+    is_adaptive: bool  # as many as pay in each round
     parallel_drafting: bool
     use_heterogeneous_vocab: bool
     prompt_lookup_min: int
@@ -123,10 +127,17 @@ def resolve(config: EngineConfig, hardware: HardwareFacts, models: ModelFacts) -
     max_num_seqs = config.max_num_seqs or _chose("max_num_seqs", 8 if on_cpu else 64, hardware.platform)
     block_size = config.block_size or _chose("block_size", 64 if on_cpu else 16, hardware.platform)
     kv_cache_dtype = _kv_cache_dtype(config, hardware.platform, dtype)
+    implementation = (
+        _chose("implementation", _implementation(hardware.platform), hardware.platform)
+        if config.implementation == "auto"
+        else config.implementation
+    )
+    num_tokens = _num_tokens(config, models)
     page_bytes = block_size * _token_bytes(models, kv_cache_dtype)
-    most_pages = _pages_in_memory(config, hardware, models, ITEM_BYTES[dtype], page_bytes)
+    logits_bytes = _logits_bytes(config, models.target.vocab_size, max_num_seqs, num_tokens, implementation)
+    most_pages = _pages_in_memory(config, hardware, models, ITEM_BYTES[dtype], page_bytes, logits_bytes)
     max_model_len = _max_model_len(config, models.target, most_pages, block_size)
-    speculative = _speculative(config, models, max_model_len, max_num_seqs)
+    speculative = _speculative(config, models, max_model_len, max_num_seqs, num_tokens)
     is_on_host = speculative is not None and METHODS[speculative.method].is_on_host
     return ResolvedConfig(
         platform=hardware.platform,
@@ -157,11 +168,7 @@ def resolve(config: EngineConfig, hardware: HardwareFacts, models: ModelFacts) -
         logprobs_mode=config.logprobs_mode,
         enable_structured_outputs=config.enable_structured_outputs,
         compilation_cache_dir=_compilation_cache_dir(config, hardware),
-        implementation=(
-            _chose("implementation", _implementation(hardware.platform), hardware.platform)
-            if config.implementation == "auto"
-            else config.implementation
-        ),
+        implementation=implementation,
     )
 
 
@@ -203,20 +210,37 @@ def _dtype(target: ModelConfig) -> Dtype:
 
 
 def _pages_in_memory(
-    config: EngineConfig, hardware: HardwareFacts, models: ModelFacts, item_bytes: int, page_bytes: int
+    config: EngineConfig,
+    hardware: HardwareFacts,
+    models: ModelFacts,
+    item_bytes: int,
+    page_bytes: int,
+    logits_bytes: int,
 ) -> int:
-    """Pages that fit beside the weights."""
+    """Pages that fit beside the weights, drafts' too, and the logits of a full round."""
     # A host is shared with whatever else runs on it; an accelerator is ours.
     share = config.gpu_memory_utilization or (0.4 if hardware.platform == "cpu" else 0.9)
     plan_bytes = int(hardware.memory_bytes * share)
     weight_bytes = _weight_bytes(models, item_bytes, config.quantization)
-    num_pages = (plan_bytes - weight_bytes) // page_bytes
+    num_pages = (plan_bytes - weight_bytes - logits_bytes) // page_bytes
     if num_pages < 1:
         raise CapacityError(
-            f"weights of {weight_bytes} bytes and one page of {page_bytes} exceed the {plan_bytes} bytes planned "
-            f"({share} of {hardware.memory_bytes}); raise gpu_memory_utilization or take a smaller model"
+            f"weights of {weight_bytes} bytes, logits of {logits_bytes} and one page of {page_bytes} exceed the "
+            f"{plan_bytes} bytes planned ({share} of {hardware.memory_bytes}); raise gpu_memory_utilization, lower "
+            "max_num_seqs or take a smaller model"
         )
     return num_pages
+
+
+def _logits_bytes(
+    config: EngineConfig, vocab_size: int, max_num_seqs: int, num_tokens: int, implementation: str
+) -> int:
+    """Of a round in which every row has all its drafts: max_num_seqs x (K + 1) rows of logits, and those that drafts
+    are drawn from."""
+    rows = LOGITS_AT_ONCE[implementation] * max_num_seqs * (num_tokens + 1)
+    if config.speculative_config is not None and config.speculative_config.draft_sample_method == "probabilistic":
+        rows += max_num_seqs * num_tokens
+    return rows * vocab_size * ITEM_BYTES["float32"]
 
 
 def _weight_bytes(models: ModelFacts, item_bytes: int, quantization: str | None) -> int:
@@ -263,24 +287,42 @@ def _num_pages(config: EngineConfig, wanted: int, most_pages: int) -> int:
     return _chose("num_pages", min(wanted, most_pages), because)
 
 
-def _speculative(
-    config: EngineConfig, models: ModelFacts, max_model_len: int, max_num_seqs: int
-) -> ResolvedSpeculative | None:
+def _num_tokens(config: EngineConfig, models: ModelFacts) -> int:
+    """Drafts a row at most; 0 without speculation."""
     given = config.speculative_config
     if given is None:
-        return None
+        return 0
+    method = _method(given, models)
+    num_tokens = None if given.num_speculative_tokens == "auto" else given.num_speculative_tokens
+    if given.num_speculative_tokens == "auto" and models.draft_tokens is None:
+        num_tokens = _chose("num_speculative_tokens", AUTO_TOKENS, "the most that is tried")
+    elif num_tokens is None and METHODS[method].num_tokens == "depth":
+        depth = min(given.suffix_decoding_max_tree_depth, MAX_SPECULATIVE_TOKENS)
+        num_tokens = _chose("num_speculative_tokens", depth, "the suffix tree's depth")
+    elif num_tokens is None and models.draft_tokens is not None:
+        num_tokens = _chose("num_speculative_tokens", models.draft_tokens.num_tokens, "the draft's files")
+    return settle_num_tokens(num_tokens, models.draft_tokens)
+
+
+def _method(given: SpeculativeConfig, models: ModelFacts) -> str:
     method = models.method or given.method or "draft_model"
     check_built(method)
     drafter = drafter_of(method)
     if drafter == "draft_model" and models.draft is None:
         raise ConfigError("method 'draft_model' needs the draft's description; load its config first")
-    num_tokens = given.num_speculative_tokens
-    if num_tokens is None and METHODS[method].num_tokens == "depth":
-        depth = min(given.suffix_decoding_max_tree_depth, MAX_SPECULATIVE_TOKENS)
-        num_tokens = _chose("num_speculative_tokens", depth, "the suffix tree's depth")
-    elif num_tokens is None and models.draft_tokens is not None:
-        num_tokens = _chose("num_speculative_tokens", models.draft_tokens.num_tokens, "the draft's files")
-    num_tokens = settle_num_tokens(num_tokens, models.draft_tokens)
+    return method
+
+
+def _speculative(
+    config: EngineConfig, models: ModelFacts, max_model_len: int, max_num_seqs: int, num_tokens: int
+) -> ResolvedSpeculative | None:
+    given = config.speculative_config
+    if given is None:
+        return None
+    method = _method(given, models)
+    drafter = drafter_of(method)
+    schedule = given.num_speculative_tokens_per_batch_size
+    is_auto = given.num_speculative_tokens == "auto"
     draft_limit = models.draft.max_position_embeddings if models.draft else max_model_len
     draft_devices = settle_draft_tensor_parallel(given.draft_tensor_parallel_size, 1, drafter)
     rule: Rule
@@ -291,12 +333,12 @@ def _speculative(
         rule = _chose("rejection_sample_method", "coupled" if point_mass else "standard", because)
     else:
         rule = given.rejection_sample_method
-    schedule = given.num_speculative_tokens_per_batch_size
     asked = {
         "heterogeneous_vocab": given.use_heterogeneous_vocab,
         "parallel_drafting": given.parallel_drafting,
         "draft_tensor_parallel": draft_devices > 1,
         "batch_size_schedule": schedule is not None,
+        "adaptive_tokens": is_auto,
         "exact": config.exact,
         "several_rounds": config.rounds_per_batch not in ("auto", 1),
         rule: rule != "standard",
@@ -306,6 +348,7 @@ def _speculative(
         method=method,
         model=given.model,
         num_speculative_tokens=num_tokens,
+        is_adaptive=is_auto and schedule is None,  # what a schedule says stands
         parallel_drafting=given.parallel_drafting or method in PARALLEL.values(),
         use_heterogeneous_vocab=given.use_heterogeneous_vocab,
         prompt_lookup_min=given.prompt_lookup_min,

@@ -1,5 +1,7 @@
-"""Host. How many drafts a row gets at each batch size: vLLM's `num_speculative_tokens_per_batch_size`."""
+"""Host. How many drafts a row gets at each batch size, vLLM's `num_speculative_tokens_per_batch_size`; and for which
+numbers of drafts rounds are compiled."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from jaxspec.errors import ConfigError
@@ -33,6 +35,33 @@ def dense_schedule(schedule: Any, *, max_batch: int, max_tokens: int) -> tuple[i
 def drafts_at(table: tuple[int, ...], num_requests: int, *, max_tokens: int) -> int:
     """Drafts a row in a step of this many requests; a step of none counts as if there were no schedule."""
     return table[num_requests] if num_requests > 0 else max_tokens
+
+
+MOST_WIDTHS = 4
+
+
+def draft_widths(
+    batch_rows: Sequence[int], max_tokens: int, table: tuple[int, ...] | None, *, is_adaptive: bool
+) -> tuple[tuple[int, ...], ...]:
+    """For each batch bucket the numbers of drafts a row that its rounds are compiled to verify, at most MOST_WIDTHS.
+
+    A width more is a forward pass more to compile, so there are few: none and all; a few between where the number
+    changes from round to round (`is_adaptive`); or those that the schedule's table names for the bucket's batch sizes.
+
+    >>> draft_widths([1, 4], 8, None, is_adaptive=True), draft_widths([1, 4], 8, (0, 8, 2, 2, 0), is_adaptive=False)
+    (((0, 2, 8), (0, 2, 8)), ((0, 8), (0, 2)))
+    """
+    if table is None:
+        few = (-(-max_tokens // 4),) if is_adaptive and max_tokens > 1 else ()
+        return ((0, *few, max_tokens),) * len(batch_rows)
+    widths, before = [], 0
+    for rows in batch_rows:
+        named = sorted({drafts for drafts in table[before + 1 : rows + 1] if drafts > 0})
+        while len(named) >= MOST_WIDTHS:
+            named.pop(len(named) // 2)  # its drafts go into the next wider round
+        widths.append((0, *named))
+        before = rows
+    return tuple(widths)
 
 
 def _check(schedule: Any) -> None:

@@ -1,6 +1,6 @@
 """Host. What `speculative_config` may say: vLLM's keys, defaults and rules, and a few of jaxspec's own."""
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -40,11 +40,10 @@ class SpeculativeConfig(StrictConfig):
     model: str | None = Field(
         None, description="the draft: alias, hub name, folder or .gguf file; custom: package.module.name"
     )
-    num_speculative_tokens: int | None = Field(
+    num_speculative_tokens: Annotated[int, Field(gt=0, le=MAX_SPECULATIVE_TOKENS)] | Literal["auto"] | None = Field(
         None,
-        gt=0,
-        le=MAX_SPECULATIVE_TOKENS,
-        description="drafts a row in a round, in tokens; what the draft's files say, suffix: the tree's depth",
+        description="drafts a row in a round, in tokens; auto: as many as pay in each round, 0 included; by default "
+        "what the draft's files say, suffix: the tree's depth",
     )
     parallel_drafting: bool = Field(
         False, description="eagle3, draft_model: the head or model is of the kind that drafts in one pass"
@@ -173,7 +172,7 @@ class SpeculativeConfig(StrictConfig):
         self._check_suffix()
         if self.method is not None and drafter_of(self.method) in ("ngram", "self") and self.model is not None:
             raise ConfigError(f"method {self.method!r} loads no model, got model={self.model!r}; drop one of the two")
-        if self.num_speculative_tokens is not None:
+        if isinstance(self.num_speculative_tokens, int):
             _ = self.synthetic_rates(self.num_speculative_tokens)
         if self.method is None:
             return self

@@ -14,6 +14,7 @@ FEATURES = {
     "index_share": "index_share_for_mtp_iteration",
     "draft_tensor_parallel": "draft_tensor_parallel_size",
     "batch_size_schedule": "num_speculative_tokens_per_batch_size",
+    "adaptive_tokens": "num_speculative_tokens: auto",
     "block": "rejection_sample_method: block",
     "coupled": "rejection_sample_method: coupled",
     "synthetic": "rejection_sample_method: synthetic",

@@ -18,7 +18,9 @@ from jaxspec.config.heads import HeadConfig
 from jaxspec.config.methods import drafter_of
 from jaxspec.config.model import ModelConfig
 from jaxspec.config.resolve import ModelFacts, ResolvedConfig, resolve
+from jaxspec.config.schedule import draft_widths
 from jaxspec.engine.custom import check_custom, load_custom
+from jaxspec.engine.drafting import drafts_are_free
 from jaxspec.engine.drafts import FoundDraft, draft_vocabulary, find_draft
 from jaxspec.engine.heads import METHODS_WITH_HEADS, head_layers, head_proposer, num_head_parameters
 from jaxspec.engine.own_drafts import ngram_proposer, self_proposer, with_lookup
@@ -31,6 +33,7 @@ from jaxspec.proposers.draft_model import draft_model
 from jaxspec.proposers.suffix import SuffixProposer
 from jaxspec.sampling.grammar import GrammarCompiler
 from jaxspec.sampling.processors import LogitsProcessor
+from jaxspec.step.costs import RoundCosts, measure_rounds
 from jaxspec.step.executables import ExecutableStore
 from jaxspec.step.pack import geometric_buckets, row_buckets
 from jaxspec.step.programs import Programs, Shapes
@@ -59,6 +62,7 @@ class EngineParts:
     programs: Programs
     tokenizer: Tokenizer | None
     grammars: GrammarCompiler | None  # None: not enabled, or no tokenizer
+    costs: RoundCosts | None = None  # None: the number of drafts is not chosen by what it pays
 
 
 def build(
@@ -174,13 +178,18 @@ def build(
         max_model_len=resolved.max_model_len,
         max_rounds=resolved.rounds_per_batch,
         num_host_drafts=host_proposer.num_tokens if host_proposer is not None else 0,
+        **_draft_shapes(resolved, batch_rows, proposer),
     )
     programs = Programs(target, proposer, shapes, weights, state, store=store, show_progress=show_progress)
+    costs = None
+    if drafting is not None and drafting.is_adaptive:
+        is_free = host_proposer is not None or drafts_are_free(drafting.method)
+        costs, state = measure_rounds(programs, target, weights, state, num_pages=resolved.num_pages, is_free=is_free)
     _log_plan(resolved, weights, state, programs)
     grammars = None
     if resolved.enable_structured_outputs and tokenizer is not None:
         grammars = GrammarCompiler(tokenizer, checkpoint.config.vocab_size, checkpoint.config.eos_token_ids)
-    return EngineParts(resolved, target, proposer, host_proposer, weights, state, programs, tokenizer, grammars)
+    return EngineParts(resolved, target, proposer, host_proposer, weights, state, programs, tokenizer, grammars, costs)
 
 
 def _resolve(
@@ -240,6 +249,18 @@ def _buckets(resolved: ResolvedConfig) -> tuple[tuple[int, ...], tuple[int, ...]
     if resolved.exact:  # the products of one size may be summed in another order than those of the next
         return (rows,), (rows,), (tokens,)
     return row_buckets(rows), tuple(sorted({1, rows})), geometric_buckets(min(16, tokens), tokens, 4)
+
+
+def _draft_shapes(resolved: ResolvedConfig, batch_rows: tuple[int, ...], proposer: Proposer) -> dict[str, Any]:
+    """How many drafts rounds verify, and whether they weigh them; drafts of the host's are weighed there."""
+    speculative = resolved.speculative_config
+    if speculative is None or proposer.num_tokens == 0:
+        return {}
+    table, is_adaptive = speculative.num_speculative_tokens_per_batch_size, speculative.is_adaptive
+    return {
+        "widths": draft_widths(batch_rows, proposer.num_tokens, table, is_adaptive=is_adaptive),
+        "num_weighed": proposer.num_tokens if is_adaptive and drafts_are_free(speculative.method) else 0,
+    }
 
 
 def _executables(resolved: ResolvedConfig, configs: tuple[Any, ...]) -> ExecutableStore | None:
@@ -322,19 +343,31 @@ def _proposer(
 
 
 def _log_plan(resolved: ResolvedConfig, weights: Any, state: DecodeState, programs: Programs) -> None:
-    def total_bytes(tree: Any) -> int:
-        return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+    def megabytes(*trees: Any) -> float:
+        return sum(leaf.nbytes for tree in trees for leaf in jax.tree.leaves(tree)) / 1e6
 
+    target, drafter = weights["target"], [tree for name, tree in weights.items() if name != "target"]
+    tables = megabytes(state) - megabytes(state.pool, state.proposer)
     logger.info(
-        "plan: %d programs compiled in %.1f s; weights %.0f MB, cache and row tables %.0f MB (%d pages of %d tokens), "
-        "largest scratch %.0f MB",
-        len(programs.plan),
-        programs.compile_seconds,
-        total_bytes(weights) / 1e6,
-        total_bytes(state) / 1e6,
+        "plan: %d pages of %d tokens, %d in all, for %d rows of %d drafts; weights %.0f MB and the drafter's %.0f, "
+        "cache %.0f MB and the drafter's state %.0f, row tables %.0f, largest scratch %.0f",
         resolved.num_pages,
         resolved.block_size,
+        resolved.num_pages * resolved.block_size,
+        resolved.max_num_seqs,
+        resolved.num_speculative_tokens,
+        megabytes(target),
+        megabytes(drafter),
+        megabytes(state.pool),
+        megabytes(state.proposer),
+        tables,
         max(entry.temp_bytes for entry in programs.plan) / 1e6,
+    )
+    logger.info(
+        "plan: %d programs ready in %.1f s, %d of them kept from a former start",
+        len(programs.plan),
+        programs.compile_seconds,
+        sum(entry.was_kept for entry in programs.plan),
     )
     for entry in programs.plan:
         logger.debug("plan: %s in %.1f s, scratch %d bytes", entry.name, entry.compile_seconds, entry.temp_bytes)

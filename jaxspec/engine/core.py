@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.config.schedule import drafts_at
 from jaxspec.engine.build import EngineParts
 from jaxspec.engine.commit import Progress
+from jaxspec.engine.drafting import DraftChooser, Row
 from jaxspec.engine.host_edits import HostEdits
 from jaxspec.engine.logprobs import describe, on_host
 from jaxspec.engine.outputs import TokenLogprobs
@@ -55,6 +55,7 @@ class EngineCore:
             block_size=self.config.block_size,
             max_chunk_tokens=parts.programs.shapes.chunk_tokens[-1],
         )
+        self._drafting = DraftChooser(self.config, parts.programs.shapes, parts.costs)
         self.metrics = EngineMetrics(self.config.served_model_name, self.config.num_speculative_tokens)
         self.compiles_at_ready = compile_count()
 
@@ -223,6 +224,7 @@ class EngineCore:
                     self._fail(request, error)
                     continue
                 self.metrics.observe_round(num_drafted, num_accepted, len(cut.token_ids))
+                self._drafting.observe(sequence.state.sequence_id, num_drafted, num_accepted)
                 if sequence.is_finished:
                     self._release(sequence)
                     self._close_if_finished(request)
@@ -242,7 +244,7 @@ class EngineCore:
             num_rounds = self._programs.shapes.max_rounds if self.scheduler.only_decodes else 1
             self.state, output = self._programs.decode_rounds(self._weights, self.state, batch, num_rounds)
             return output
-        drafts = self._host_drafts(rows, batch.rows_B.shape[0], may_be_short=not self.config.exact)
+        drafts = self._host_drafts(rows, batch, may_be_short=not self.config.exact)
         self.state, output = self._programs.verify_commit(self._weights, self.state, batch, drafts)
         return output
 
@@ -254,7 +256,7 @@ class EngineCore:
         if self._host_proposer is None:
             drafts, self.state = programs.propose(self._weights, self.state, batch)
         else:
-            drafts = self._host_drafts(rows, batch.rows_B.shape[0], may_be_short=False)
+            drafts = self._host_drafts(rows, batch, may_be_short=False)
         self.state, logits_BJV, seen_BJX = programs.forward(self._weights, self.state, batch, drafts)
         # What the host does with the drafts overlaps the forward pass.
         ids_BK, counts_B = np.asarray(drafts.token_ids_BK), np.asarray(drafts.counts_B)
@@ -284,26 +286,23 @@ class EngineCore:
         return describe(arrays, row, token_ids, num_top or 0, self.parts.tokenizer)
 
     def _pack(self, states: SequenceOf[SequenceState], buckets: SequenceOf[int]) -> Batch:
-        shapes = self._programs.shapes
+        shapes, bucket = self._programs.shapes, pack.bucket_of(len(states), buckets)
+        choice = self._drafting.choose([self._drafting_row(state.sequence_id) for state in states], bucket)
         return pack.pack_batch(
             [state.row for state in states],
             [state.pages for state in states],
-            pack.bucket_of(len(states), buckets),
+            bucket,
             shapes.guard_row,
             shapes.pages_per_row,
-            self._max_drafts(len(states)),
+            *choice,
         )
 
-    def _max_drafts(self, num_rows: int) -> int:
-        """What the schedule by batch size allows a row, if there is one."""
-        speculative = self.config.speculative_config
-        schedule = speculative.num_speculative_tokens_per_batch_size if speculative else None
-        limit = self.config.num_speculative_tokens
-        return limit if schedule is None else drafts_at(schedule, num_rows, max_tokens=limit)
+    def _drafting_row(self, sequence_id: str) -> Row:
+        request, sequence = self._sequences[sequence_id]
+        length = len(request.prompt_token_ids) + len(sequence.progress.token_ids)
+        return Row(sequence_id, length, request.params.max_drafts)
 
-    def _host_drafts(
-        self, rows: SequenceOf[tuple[Request, Sequence]], bucket_rows: int, *, may_be_short: bool
-    ) -> Drafts:
+    def _host_drafts(self, rows: SequenceOf[tuple[Request, Sequence]], batch: Batch, *, may_be_short: bool) -> Drafts:
         """What the host proposer guesses, cut to what each row can use, padded.
 
         may_be_short: fewer columns than K where the guesses are short, none where nothing is guessed at all.
@@ -316,13 +315,16 @@ class EngineCore:
                 f"a host proposer must give one list of at most {K} ids for each of {len(rows)} requests, got "
                 f"{guesses!r:.200}; correct its `propose`"
             )
-        most = self._max_drafts(len(rows))
+        most, bucket_rows = int(batch.max_drafts), batch.rows_B.shape[0]
         counts = []
         for (request, sequence), guess in zip(rows, guesses, strict=True):
             wish = request.params.max_drafts
             room = sequence.progress.max_output_tokens - len(sequence.progress.token_ids) - 1
             counts.append(min(len(guess), most, room, K if wish is None else wish))
         if may_be_short:
+            ids = [self._drafting_row(sequence.state.sequence_id) for _, sequence in rows]
+            width = self._drafting.narrow(ids, np.array(counts, np.int32))
+            counts = [min(count, width) for count in counts]
             K = pack.bucket_of(max(counts), self._programs.shapes.host_drafts)
         self.last_host_width = K
         token_ids_BK = np.full((bucket_rows, K), -1, np.int32)
@@ -397,6 +399,7 @@ class EngineCore:
 
     def _release(self, sequence: Sequence) -> None:
         self.scheduler.finish(sequence.state)
+        self._drafting.forget(sequence.state.sequence_id)
         del self._sequences[sequence.state.sequence_id]
 
     def _close_if_finished(self, request: Request) -> None:

@@ -24,6 +24,7 @@ class RowView:
     max_len_B: jax.Array  # i32, tokens the row may ever hold
     pages_BM: jax.Array  # i32, -1 = none; a proposer's own pool has the same page ids
     table: SamplingTable  # the rows' sampling parameters and request keys
+    max_drafts_B: jax.Array | None = None  # i32, the most drafts the round makes for the row; None: K
 
 
 class Proposer(NamedTuple):
@@ -32,7 +33,8 @@ class Proposer(NamedTuple):
     init(num_rows) -> state, on the host.
     prefill(weights, state, rows_B, tokens, seen_BTX) -> state: the prompt's tokens as the target saw them; called at
         least once a request, with no valid token for a one-token prompt. The first token's position 0 resets the row.
-    propose(weights, state, view) -> (Drafts, state): K drafts a row, following history[:len].
+    propose(weights, state, view) -> (Drafts, state): K drafts a row, following history[:len]. Not called in a round in
+        which no row may draft, unless `sees_plain_rounds`: what was committed meanwhile is in the history.
     commit(state, view, seen_BJX, num_kept_B) -> state: what the target saw in a round of J positions from len - 1 on,
         of which the row keeps the first num_kept; the view is the one the round began with. None where it is no use:
         then no program hands it on.
@@ -40,6 +42,7 @@ class Proposer(NamedTuple):
         behind the hidden state after the final norm.
     is_in_target_pool: `propose` is given the target's page pool in place of a state, and returns it. What it writes at
         or behind a row's last committed token is overwritten before it is read: there the target writes its own.
+    sees_plain_rounds: `propose` takes in what `commit` left of the round before, and must not miss one.
     `weights` is {"target": ..., "draft": ...}. `num_tokens` is K; with 0 the round is plain decoding.
     """
 
@@ -50,6 +53,7 @@ class Proposer(NamedTuple):
     commit: Callable[[ProposerState, RowView, jax.Array, jax.Array], ProposerState] | None = None
     aux_streams: tuple[int, ...] = ()
     is_in_target_pool: bool = False
+    sees_plain_rounds: bool = False
 
 
 class HostProposer(Protocol):

@@ -1,6 +1,7 @@
 """Device. DFlash and DSpark: keys of committed positions, made of the target's streams; then one pass over a block of
 masks, and of DSpark a walk along it, in which each draft hears of the one before."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -66,8 +67,11 @@ def dflash(
         nothing_BJ = jnp.zeros_like(positions_BJ)
         pool = head.remember(own, config, place(nothing_BJ, positions_BJ, view.pages_BM), streams_BJX, state.pool)
         # A short row has room for the block: its pages reach to max_len, the token after its last draft included.
-        counts_B = jnp.where(is_ready_B, room_for(view, max_model_len, num_tokens), 0)
+        whole = dataclasses.replace(view, max_drafts_B=None)
+        counts_B = jnp.where(is_ready_B, room_for(whole, max_model_len, num_tokens), 0)
         counts_B = jnp.where(counts_B == num_tokens, counts_B, 0)
+        if view.max_drafts_B is not None:  # fewer are cut from a whole block
+            counts_B = jnp.where(view.max_drafts_B > 0, counts_B, 0)
         j_1T = jnp.arange(num_masks + 1, dtype=jnp.int32)[None, :]
         last_B1 = jnp.take_along_axis(view.history_BC, jnp.maximum(view.len_B - 1, 0)[:, None], axis=1)
         ids_BT = jnp.where(j_1T == 0, last_B1, config.mask_token_id)
@@ -94,4 +98,4 @@ def dflash(
     def commit(state: DflashState, view: RowView, seen_BJX, num_kept_B) -> DflashState:
         return DflashState(pool=state.pool, seen=see_round(state.seen, view, seen_BJX[:, :, hidden_size:], num_kept_B))
 
-    return Proposer(num_tokens, init, prefill, propose, commit, config.aux_streams)
+    return Proposer(num_tokens, init, prefill, propose, commit, config.aux_streams, sees_plain_rounds=True)

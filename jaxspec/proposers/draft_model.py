@@ -15,6 +15,8 @@ from jaxspec.proposers.drawing import SampleMethod, draft_in_steps, drafts_at_on
 from jaxspec.proposers.inputs import drafting_columns, tokens_at, with_masks
 from jaxspec.types import Drafts, Pool
 
+MOST_PASSES = 32  # over committed tokens in one round, so that no round waits long for a row that fell behind
+
 
 @struct.dataclass
 class DraftModelState:
@@ -56,7 +58,8 @@ def draft_model(
             ids: q is the draft's distribution over the shared ones, exactly what is drawn from.
         mask_token_id: the draft's token for a place to fill, of a model that drafts all K tokens in one pass (PARD).
 
-    A row that fell behind by more than J tokens catches up J tokens a round and drafts nothing meanwhile.
+    A row that fell behind, in rounds in which nobody drafted, catches up J tokens a pass in the round that asks it
+    again, and drafts in that round unless it lacks more than MOST_PASSES * J tokens.
     """
     J = num_tokens + 1
 
@@ -90,34 +93,49 @@ def draft_model(
         return next_draft(logits_of(weights, hidden_B1D)[:, 0], view, offset, sample_method)
 
     def propose(weights, state: DraftModelState, view: RowView) -> tuple[Drafts, DraftModelState]:
-        cached_B = state.cached_R[view.rows_B]
-        behind_B = view.len_B - cached_B
-        fed_B = jnp.where(view.is_active_B, jnp.minimum(behind_B, J), 0)
-
-        can_draft_B = view.is_active_B & (behind_B <= J)
+        behind_B = jnp.where(view.is_active_B, view.len_B - state.cached_R[view.rows_B], 0)
+        can_draft_B = view.is_active_B & (behind_B <= J * MOST_PASSES)
         counts_B = jnp.where(can_draft_B, room_for(view, max_model_len, num_tokens), 0)
+        num_hidden = 1 if mask_token_id is None else num_tokens
 
-        # First pass: the committed tokens the draft has not seen, padded to J.
-        j_1J = jnp.arange(J, dtype=jnp.int32)[None, :]
-        positions_BJ = jnp.where(j_1J < fed_B[:, None], cached_B[:, None] + j_1J, -1)
-        token_ids_BJ = jnp.take_along_axis(view.history_BC, jnp.maximum(positions_BJ, 0), axis=1)
-        token_ids_BJ = own_ids(weights, token_ids_BJ)
-        # Where nothing was fed (an inactive row) nothing moves; drafts' keys are beyond `cached` and overwritten.
-        cached_R = state.cached_R.at[view.rows_B].set(cached_B + fed_B)
+        def take_in(carry):
+            """The next committed tokens that the draft has not seen, padded to J; and what drafts follow from, of the
+            rows that were fed."""
+            i, pool, cached_R, kept_BnD = carry
+            cached_B = cached_R[view.rows_B]
+            behind_B = view.len_B - cached_B
+            fed_B = jnp.where(view.is_active_B, jnp.minimum(behind_B, J), 0)
+            j_1J = jnp.arange(J, dtype=jnp.int32)[None, :]
+            positions_BJ = jnp.where(j_1J < fed_B[:, None], cached_B[:, None] + j_1J, -1)
+            token_ids_BJ = jnp.take_along_axis(view.history_BC, jnp.maximum(positions_BJ, 0), axis=1)
+            token_ids_BJ = own_ids(weights, token_ids_BJ)
+            if mask_token_id is None:
+                hidden_BJD, pool = run(weights, pool, token_ids_BJ, positions_BJ, view.pages_BM)
+                last_B = jnp.maximum(fed_B - 1, 0)
+                hidden_BnD = jnp.take_along_axis(hidden_BJD, last_B[:, None, None], axis=1)
+            else:
+                masked_B = jnp.where(behind_B <= J, counts_B, 0)  # in a row's last pass
+                token_ids_BT, positions_BT = with_masks(
+                    token_ids_BJ, positions_BJ, masked_B, mask_token_id=mask_token_id, num_tokens=num_tokens
+                )
+                hidden_BTD, pool = run(weights, pool, token_ids_BT, positions_BT, view.pages_BM)
+                hidden_BnD = drafting_columns(hidden_BTD, positions_BJ)
+            # Where nothing was fed (an inactive row) nothing moves; drafts' keys are beyond `cached` and overwritten.
+            cached_R = cached_R.at[view.rows_B].set(cached_B + fed_B)
+            return i + 1, pool, cached_R, jnp.where((fed_B > 0)[:, None, None], hidden_BnD, kept_BnD)
 
+        def goes_on(carry):
+            i, _, cached_R, _ = carry
+            behind_B = jnp.where(view.is_active_B, view.len_B - cached_R[view.rows_B], 0)
+            return (i == 0) | ((i < MOST_PASSES) & jnp.any(behind_B > 0))
+
+        nothing_BnD = jnp.zeros((view.len_B.shape[0], num_hidden, config.hidden_size), jnp.float32)
+        carry = jnp.int32(0), state.pool, state.cached_R, nothing_BnD
+        _, pool, cached_R, hidden_BnD = jax.lax.while_loop(goes_on, take_in, carry)
         if mask_token_id is not None:
-            token_ids_BT, positions_BT = with_masks(
-                token_ids_BJ, positions_BJ, counts_B, mask_token_id=mask_token_id, num_tokens=num_tokens
-            )
-            hidden_BTD, pool = run(weights, state.pool, token_ids_BT, positions_BT, view.pages_BM)
-            logits_BKV = logits_of(weights, drafting_columns(hidden_BTD, positions_BJ))
-            drafts = drafts_at_once(logits_BKV, counts_B, view, sample_method)
+            drafts = drafts_at_once(logits_of(weights, hidden_BnD), counts_B, view, sample_method)
             return drafts, DraftModelState(pool=pool, cached_R=cached_R)
-
-        hidden_BJD, pool = run(weights, state.pool, token_ids_BJ, positions_BJ, view.pages_BM)
-        last_B = jnp.maximum(fed_B - 1, 0)
-        hidden_BD = jnp.take_along_axis(hidden_BJD, last_B[:, None, None], axis=1)
-        first_B, first_logits_BV = guess(weights, hidden_BD, view, 0)
+        first_B, first_logits_BV = guess(weights, hidden_BnD, view, 0)
 
         def step(pool, token_B, offset):
             position_B = jnp.where(offset <= counts_B - 1, view.len_B + offset - 1, -1)

@@ -72,7 +72,10 @@ def joined(drafts: Sequence[tuple[jax.Array, jax.Array | None]], counts_B: jax.A
 
 def room_for(view: RowView, max_model_len: int, num_tokens: int) -> jax.Array:
     """Drafts a row can use: none where the drafter's own length ends, the last token being the target's."""
-    return jnp.clip(jnp.minimum(view.max_len_B - 1, max_model_len) - view.len_B, 0, num_tokens)
+    room_B = jnp.minimum(view.max_len_B - 1, max_model_len) - view.len_B
+    if view.max_drafts_B is not None:
+        room_B = jnp.minimum(room_B, view.max_drafts_B)
+    return jnp.clip(room_B, 0, num_tokens)
 
 
 def as_drafts(token_ids_BK: jax.Array, counts_B: jax.Array, logits_BKV: jax.Array | None = None) -> Drafts:

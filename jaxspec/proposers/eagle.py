@@ -148,4 +148,4 @@ def eagle(
     def commit(state: EagleState, view: RowView, seen_BJX, num_kept_B) -> EagleState:
         return EagleState(pool=state.pool, seen=see_round(state.seen, view, of_interest(seen_BJX), num_kept_B))
 
-    return Proposer(num_tokens, init, prefill, propose, commit, config.aux_streams)
+    return Proposer(num_tokens, init, prefill, propose, commit, config.aux_streams, sees_plain_rounds=True)

@@ -148,4 +148,4 @@ def mtp_modules(
             token_ids_Rk=state.token_ids_Rk,
         )
 
-    return Proposer(K, init, prefill, propose, commit, config.aux_streams)
+    return Proposer(K, init, prefill, propose, commit, config.aux_streams, sees_plain_rounds=True)

@@ -49,14 +49,29 @@ def pack_batch(
     guard_row: int,
     pages_per_row: int,
     max_drafts: int = NO_LIMIT,
+    survival: np.ndarray | None = None,
+    seconds: np.ndarray | None = None,
 ) -> Batch:
-    """The rows of a round, padded to a bucket with the guard row."""
+    """The rows of a round, padded to a bucket with the guard row.
+
+    survival: f32[rows, K], and seconds: f32[W], where the round weighs drafts.
+    """
     rows_B = np.full(bucket_rows, guard_row, np.int32)
     rows_B[: len(rows)] = rows
     pages_BM = np.full((bucket_rows, pages_per_row), -1, np.int32)
     for index, row_pages in enumerate(pages):
         pages_BM[index] = pack_pages(row_pages, pages_per_row)
-    return Batch(rows_B=rows_B, pages_BM=pages_BM, max_drafts=np.int32(max_drafts))  # pyright: ignore[reportArgumentType]
+    survival_BK = None
+    if survival is not None:
+        survival_BK = np.zeros((bucket_rows, survival.shape[1]), np.float32)
+        survival_BK[: len(rows)] = survival
+    return Batch(
+        rows_B=rows_B,  # pyright: ignore[reportArgumentType]
+        pages_BM=pages_BM,  # pyright: ignore[reportArgumentType]
+        max_drafts=np.int32(max_drafts),  # pyright: ignore[reportArgumentType]
+        survival_BK=survival_BK,  # pyright: ignore[reportArgumentType]
+        seconds_W=seconds,  # pyright: ignore[reportArgumentType]
+    )
 
 
 def pack_chunk(row: int, start: int, num_tokens: int, pages: Sequence[int], pages_per_row: int) -> Chunk:

@@ -38,6 +38,8 @@ class Shapes:
     max_rounds: rounds before the host looks; num_host_drafts: K where drafts come from the host, between the two
     halves of a round, else 0, fewer being padded to the next of a short menu; split_rows: the batch buckets whose
     rounds can also be run in three parts, for a host that edits logits in between; none where it never does.
+    widths: for each of batch_rows the numbers of drafts a row that its rounds can verify, ascending, if not 0 and K;
+    num_weighed: K where rounds weigh their drafts, else 0.
     """
 
     batch_rows: tuple[int, ...]
@@ -48,6 +50,12 @@ class Shapes:
     max_model_len: int
     max_rounds: int
     num_host_drafts: int
+    widths: tuple[tuple[int, ...], ...] = ()
+    num_weighed: int = 0
+
+    def widths_of(self, rows: int) -> tuple[int, ...] | None:
+        """The widths that rounds of this batch bucket can take; None: none and all drafts."""
+        return self.widths[self.batch_rows.index(rows)] if self.widths else None
 
     @property
     def host_drafts(self) -> tuple[int, ...]:
@@ -65,11 +73,13 @@ class Shapes:
 
 @dataclass(frozen=True)
 class PlanEntry:
-    """One compiled program: its name with its bucket, how long it took, and the bytes of scratch it needs."""
+    """One compiled program: its name with its bucket, how long it took, the bytes of scratch it needs, and whether it
+    was kept from a former start."""
 
     name: str
     compile_seconds: float
     temp_bytes: int
+    was_kept: bool = False
 
 
 class Programs:
@@ -101,11 +111,11 @@ class Programs:
         # XLA compiles outside the interpreter's lock, so two at a time use the second core.
         with ThreadPoolExecutor(max_workers=2) as pool:
             done = pool.map(functools.partial(_obtain, store), wanted.items())
-            for name, program, seconds in tqdm(
+            for name, program, seconds, was_kept in tqdm(
                 done, total=len(wanted), desc="compiling", disable=not show_progress, unit="program"
             ):
                 self._programs[name] = program
-                self.plan.append(PlanEntry(name, seconds, _temp_bytes(program)))
+                self.plan.append(PlanEntry(name, seconds, _temp_bytes(program), was_kept))
         if store is not None:
             store.close()
         self.compile_seconds = time.perf_counter() - started
@@ -212,12 +222,17 @@ def _program_list(target: Target, proposer: Proposer, shapes: Shapes, weights: A
         )
 
     def batch_of(rows: int) -> Batch:
-        return pack.pack_batch([], [], rows, shapes.guard_row, shapes.pages_per_row)
+        survival = seconds = None
+        if shapes.num_weighed:
+            survival = np.zeros((0, shapes.num_weighed), np.float32)
+            seconds = np.zeros(len(shapes.widths_of(rows) or (0, shapes.num_weighed)), np.float32)
+        return pack.pack_batch([], [], rows, shapes.guard_row, shapes.pages_per_row, survival=survival, seconds=seconds)
 
     for rows in shapes.batch_rows:
         batch = batch_of(rows)
         if not shapes.num_host_drafts:
-            run = functools.partial(rounds.decode_rounds, target, proposer, shapes.max_rounds)
+            widths = shapes.widths_of(rows)
+            run = functools.partial(rounds.decode_rounds, target, proposer, shapes.max_rounds, widths=widths)
             yield f"decode_rounds[B={rows}]", lower(run, 1, weights, state, batch, np.int32(0))
             continue
         run = _stacked(functools.partial(rounds.verify_commit, target, proposer))
@@ -260,16 +275,16 @@ def _stacked(round_: Callable) -> Callable:
     return run
 
 
-def _obtain(store: ExecutableStore | None, item: tuple[str, Callable]) -> tuple[str, Any, float]:
-    """(name, program, seconds): from the store, or compiled and put there."""
+def _obtain(store: ExecutableStore | None, item: tuple[str, Callable]) -> tuple[str, Any, float, bool]:
+    """(name, program, seconds, whether it came from the store): if not, compiled and put there."""
     name, started = item[0], time.perf_counter()
     kept = store.load(name) if store is not None else None
     if kept is not None:
-        return name, kept, time.perf_counter() - started
+        return name, kept, time.perf_counter() - started, True
     done = _compile(item)
     if store is not None:
         store.save(name, done[1])
-    return done
+    return *done, False
 
 
 def _compile(item: tuple[str, Callable]) -> tuple[str, Any, float]:

@@ -1,7 +1,8 @@
 """Device. The pure programs of decoding: propose, verify_commit, and the round that is one after the other."""
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 from jaxspec.cache.pages import slots_of
 from jaxspec.models.base import Tokens
 from jaxspec.proposers.base import Proposer, RowView
+from jaxspec.proposers.widths import best_width, narrowest
 from jaxspec.sampling.logprobs import no_logprobs
 from jaxspec.step.judge import judge
 from jaxspec.step.prefill import hidden_of
@@ -34,11 +36,31 @@ def row_view(state: DecodeState, batch: Batch) -> RowView:
 
 def propose(proposer: Proposer, weights: Any, state: DecodeState, batch: Batch) -> tuple[Drafts, DecodeState]:
     """Draft up to K tokens a row, no more than the row can use. Of the state only the proposer's part changes, or,
-    where that is the target's pool, what lies behind the committed tokens' keys."""
+    where that is the target's pool, what lies behind the committed tokens' keys. Where no row may draft the proposer is
+    not asked, unless it must see every round."""
     part = "pool" if proposer.is_in_target_pool else "proposer"
+    max_drafts_B = jnp.minimum(state.max_drafts_R[batch.rows_B], batch.max_drafts)
+    view = dataclasses.replace(row_view(state, batch), max_drafts_B=max_drafts_B)
+
+    def ask(changed) -> tuple[Drafts, Any]:
+        return proposer.propose(weights, changed, view)
+
     with jax.named_scope("draft"):
-        drafts, changed = proposer.propose(weights, getattr(state, part), row_view(state, batch))
+        if proposer.sees_plain_rounds or proposer.num_tokens == 0:
+            drafts, changed = ask(getattr(state, part))
+        else:
+            drafts, changed = _run_if(jnp.any(view.is_active_B & (max_drafts_B > 0)), ask, getattr(state, part))
     return cut_drafts(state, batch, drafts), dataclasses.replace(state, **{part: changed})
+
+
+def _run_if(condition: jax.Array, ask: Callable, changed: Any) -> tuple[Drafts, Any]:
+    """ask(changed), or no drafts and `changed` as it is; in place, as `_one_of` says."""
+    ask = jax.jit(ask)  # traced once, for the shapes and in the loop
+    drafts = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(ask, changed)[0])
+    _, drafts, changed = jax.lax.while_loop(
+        lambda carry: carry[0], lambda carry: (jnp.zeros((), jnp.bool_), *ask(carry[2])), (condition, drafts, changed)
+    )
+    return drafts, changed
 
 
 def cut_drafts(state: DecodeState, batch: Batch, drafts: Drafts) -> Drafts:
@@ -156,59 +178,86 @@ def commit(
 
 
 def decode_round(
-    target: Target, proposer: Proposer, weights: Any, state: DecodeState, batch: Batch
+    target: Target,
+    proposer: Proposer,
+    weights: Any,
+    state: DecodeState,
+    batch: Batch,
+    *,
+    widths: tuple[int, ...] | None = None,
 ) -> tuple[DecodeState, RoundOutput]:
-    """One round: draft, verify, reject, commit. When no row has a draft it is a one-position forward, unless the target
-    is `exact`."""
+    """One round: draft, verify, reject, commit.
+
+    widths: how many drafts a row the forward pass can hold, ascending; 0 and K by default. It takes the narrowest that
+    holds all drafts, or where the batch weighs them (`proposers.widths`) the one that pays best, which drops the rest.
+    An `exact` target has one width.
+    """
     drafts, state = propose(proposer, weights, state, batch)
-    if proposer.num_tokens == 0:
+    K = proposer.num_tokens
+    if K == 0:
         return verify_commit(target, proposer, weights, state, batch, drafts)
+    widths = (K,) if target.exact else widths or (0, K)
+    is_active_B = ~state.is_finished_R[batch.rows_B]
+    if target.exact or batch.survival_BK is None or batch.seconds_W is None:
+        at = narrowest(jnp, drafts.counts_B, widths)
+    else:
+        at = best_width(jnp, batch.survival_BK, drafts.counts_B, is_active_B, batch.seconds_W, widths)
 
-    def with_drafts(state: DecodeState) -> tuple[DecodeState, RoundOutput]:
-        return verify_commit(target, proposer, weights, state, batch, drafts)
-
-    def without(state: DecodeState) -> tuple[DecodeState, RoundOutput]:
-        nothing = Drafts(token_ids_BK=drafts.token_ids_BK[:, :0], counts_B=jnp.zeros_like(drafts.counts_B))
-        state, output = verify_commit(target, proposer, weights, state, batch, nothing)
-        padding = jnp.full((output.packed_BX.shape[0], proposer.num_tokens), -1, jnp.int32)
-        packed_BX = jnp.concatenate([output.packed_BX[:, :1], padding, output.packed_BX[:, 1:]], axis=1)
-        logprobs = jax.tree.map(lambda leaf: _pad_positions(leaf, proposer.num_tokens), output.logprobs)
+    def of_width(width: int, state: DecodeState) -> tuple[DecodeState, RoundOutput]:
+        logits_BKV = drafts.logits_BKV
+        cut = Drafts(
+            token_ids_BK=drafts.token_ids_BK[:, :width],
+            counts_B=jnp.minimum(drafts.counts_B, width),
+            logits_BKV=None if logits_BKV is None or width == 0 else logits_BKV[:, :width],
+        )
+        state, output = verify_commit(target, proposer, weights, state, batch, cut)
+        packed_BX, num_missing = output.packed_BX, K - width
+        padding = jnp.full((packed_BX.shape[0], num_missing), -1, jnp.int32)
+        packed_BX = jnp.concatenate([packed_BX[:, : width + 1], padding, packed_BX[:, width + 1 :]], axis=1)
+        logprobs = jax.tree.map(lambda leaf: _pad_positions(leaf, num_missing), output.logprobs)
         return state, RoundOutput(packed_BX=packed_BX, logprobs=logprobs)
 
-    if target.exact:
-        return with_drafts(state)
-    return _one_of(jnp.any(drafts.counts_B > 0), with_drafts, without, state)
+    return _one_of(at, [functools.partial(of_width, width) for width in widths], state)
 
 
 def _pad_positions(leaf_BJ: jax.Array, num_positions: int) -> jax.Array:
     return jnp.pad(leaf_BJ, ((0, 0), (0, num_positions), *[(0, 0)] * (leaf_BJ.ndim - 2)))
 
 
-def _one_of(is_first: jax.Array, first: Callable, second: Callable, state: DecodeState):
-    """first(state) or second(state), as `lax.cond`, but with the state updated in place.
+def _one_of(at: jax.Array, branches: Sequence[Callable], state: DecodeState):
+    """branches[at](state), as `lax.switch`, but with the state updated in place.
 
     XLA copies the whole page pool at the edges of a conditional (measured on CPU: twice a round). It never copies what
     a while loop carries, so each branch is a loop that runs once or not at all.
     """
-    first, second = jax.jit(first), jax.jit(second)  # traced once each, for the shapes and in the loops
-    _, output_shape = jax.eval_shape(first, state)
+    if len(branches) == 1:
+        return branches[0](state)
+    branches = [jax.jit(branch) for branch in branches]  # traced once each, for the shapes and in the loops
+    _, output_shape = jax.eval_shape(branches[0], state)
     output = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), output_shape)
-
-    def run_if(condition, branch, carry):
+    for number, branch in reversed(list(enumerate(branches))):
         _, state, output = jax.lax.while_loop(
-            lambda carry: carry[0], lambda carry: (jnp.zeros((), jnp.bool_), *branch(carry[1])), (condition, *carry)
+            lambda carry: carry[0],
+            lambda carry, branch=branch: (jnp.zeros((), jnp.bool_), *branch(carry[1])),
+            (at == number, state, output),
         )
-        return state, output
-
-    return run_if(~is_first, second, run_if(is_first, first, (state, output)))
+    return state, output
 
 
 def decode_rounds(
-    target: Target, proposer: Proposer, max_rounds: int, weights: Any, state: DecodeState, batch: Batch, num_rounds
+    target: Target,
+    proposer: Proposer,
+    max_rounds: int,
+    weights: Any,
+    state: DecodeState,
+    batch: Batch,
+    num_rounds,
+    *,
+    widths: tuple[int, ...] | None = None,
 ) -> tuple[DecodeState, RoundOutput]:
     """Up to `num_rounds` (i32 scalar, at most the static `max_rounds`) rounds before the host looks.
 
-    It ends early when every row of the batch has finished.
+    It ends early when every row of the batch has finished. `widths` as `decode_round` takes them.
 
     Returns:
         The state and the outputs stacked (axis 0: max_rounds); rounds that did not run hold no token (-1) and no
@@ -217,7 +266,7 @@ def decode_rounds(
     J = proposer.num_tokens + 1
     B = batch.rows_B.shape[0]
     if max_rounds == 1:
-        state, output = decode_round(target, proposer, weights, state, batch)
+        state, output = decode_round(target, proposer, weights, state, batch, widths=widths)
         return state, jax.tree.map(lambda leaf: leaf[None], output)
 
     packed_BX = jnp.concatenate([jnp.full((B, J), -1, jnp.int32), jnp.zeros((B, 2), jnp.int32)], axis=1)
@@ -230,7 +279,7 @@ def decode_rounds(
 
     def body(carry):
         i, state, outputs = carry
-        state, output = decode_round(target, proposer, weights, state, batch)
+        state, output = decode_round(target, proposer, weights, state, batch, widths=widths)
         return i + 1, state, jax.tree.map(lambda all_, one: all_.at[i].set(one), outputs, output)
 
     _, state, outputs = jax.lax.while_loop(goes_on, body, (jnp.int32(0), state, outputs))

@@ -43,6 +43,8 @@ class Batch:
     rows_B: jax.Array  # i32, row table indices; the guard row pads
     pages_BM: jax.Array  # i32, -1 = none
     max_drafts: jax.Array  # i32[], the most drafts a row, whatever it may make itself
+    survival_BK: jax.Array | None = None  # f32, how often a draft and all before it are kept; None: unweighed
+    seconds_W: jax.Array | None = None  # f32, of a round of each width, where drafts are weighed
 
 
 @struct.dataclass

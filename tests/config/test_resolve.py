@@ -11,6 +11,7 @@ from jaxspec.config.hardware import HardwareFacts, read_hardware
 from jaxspec.config.methods import METHODS
 from jaxspec.config.model import ModelConfig, RopeConfig
 from jaxspec.config.resolve import ModelFacts, resolve
+from jaxspec.config.schedule import MOST_WIDTHS, draft_widths
 from jaxspec.errors import CapacityError, ConfigError
 
 GIB = 2**30
@@ -25,6 +26,7 @@ SMOL = ModelConfig(
 MODELS = ModelFacts(SMOL, 135_000_000)
 # keys and values of 64 tokens over 30 layers of 3 heads of 64, in float32 as on CPU
 PAGE_BYTES = 64 * 30 * 2 * 3 * 64 * 4
+ROUND_BYTES = 8 * 49152 * 4  # float32 logits of one position of every row, 8 rows as on CPU
 
 
 def test_everything_open_is_settled_on_cpu():
@@ -72,10 +74,10 @@ def test_resolve_is_pure_and_logs_each_choice(caplog):
 
 def test_pages_shrink_to_the_memory_there_is():
     weight_bytes = 135_000_000 * 2
-    tight = HardwareFacts("cpu", 2 * (weight_bytes + 200 * PAGE_BYTES), "abc123", None)
+    tight = HardwareFacts("cpu", 2 * (weight_bytes + 3 * ROUND_BYTES + 200 * PAGE_BYTES), "abc123", None)
     resolved = resolve(EngineConfig(model="smol", gpu_memory_utilization=0.5), tight, MODELS)
     assert (resolved.num_pages, resolved.max_model_len) == (200, 2048)
-    tighter = HardwareFacts("cpu", 2 * (weight_bytes + 5 * PAGE_BYTES), "abc123", None)
+    tighter = HardwareFacts("cpu", 2 * (weight_bytes + 3 * ROUND_BYTES + 5 * PAGE_BYTES), "abc123", None)
     resolved = resolve(EngineConfig(model="smol", gpu_memory_utilization=0.5), tighter, MODELS)
     assert (resolved.num_pages, resolved.max_model_len) == (5, 320)
     assert resolved.compilation_cache_dir is None
@@ -84,19 +86,42 @@ def test_pages_shrink_to_the_memory_there_is():
 def test_a_draft_counts_in_the_memory_plan():
     draft = SMOL.model_copy(update={"num_layers": 10, "sliding_window_layers": (None,) * 10})
     models = ModelFacts(SMOL, 135_000_000, draft, 50_000_000)
-    plan = (185_000_000 * 2) + 150 * (PAGE_BYTES + PAGE_BYTES // 3)
+    plan = (185_000_000 * 2) + 3 * 4 * ROUND_BYTES + 150 * (PAGE_BYTES + PAGE_BYTES // 3)
     facts = HardwareFacts("cpu", plan, "abc123", None)
-    config = EngineConfig(
-        model="smol", gpu_memory_utilization=1.0, speculative_config={"model": "d", "num_speculative_tokens": 3}
-    )
+    drafts = {"model": "d", "num_speculative_tokens": 3}
+    config = EngineConfig(model="smol", memory_fraction=1.0, speculative_config=drafts)
     assert resolve(config, facts, models).num_pages == 150
+    assert resolve(config, dataclasses.replace(facts, memory_bytes=plan - 1), models).num_pages == 149
+    drawn = EngineConfig(
+        model="smol", memory_fraction=1.0, speculative_config=drafts | {"draft_sample_method": "probabilistic"}
+    )
+    facts = dataclasses.replace(facts, memory_bytes=plan + 3 * ROUND_BYTES)
+    assert resolve(drawn, facts, models).num_pages == 150
+    assert resolve(drawn, dataclasses.replace(facts, memory_bytes=facts.memory_bytes - 1), models).num_pages == 149
+
+
+def test_kernels_hold_the_logits_once_and_all_rows_count():
+    plan = 135_000_000 * 2 + 2 * 16 * 5 * ROUND_BYTES // 8 + 150 * PAGE_BYTES
+    config = EngineConfig(
+        model="smol", memory_fraction=1.0, max_num_seqs=32, implementation="pallas",
+        speculative_config={"method": "ngram", "num_speculative_tokens": 4},
+    )  # fmt: skip
+    facts = HardwareFacts("cpu", plan, "abc123", None)
+    assert resolve(config, facts, MODELS).num_pages == 150
+    assert resolve(config, dataclasses.replace(facts, memory_bytes=plan - 1), MODELS).num_pages == 149
+
+
+def test_one_name_of_the_share_of_memory_at_a_time():
+    assert EngineConfig(model="m", memory_fraction=0.5) == EngineConfig(model="m", gpu_memory_utilization=0.5)
+    with pytest.raises(ConfigError, match="another name of gpu_memory_utilization"):
+        EngineConfig(model="m", memory_fraction=0.5, gpu_memory_utilization=0.5)
 
 
 def test_an_int8_cache_counts_a_scale_a_slot_and_head():
     draft = SMOL.model_copy(update={"num_layers": 10, "sliding_window_layers": (None,) * 10})
     models = ModelFacts(SMOL, 135_000_000, draft, 50_000_000)
     page_bytes = 64 * 2 * 3 * (64 + 4) * (30 + 10)
-    facts = HardwareFacts("cpu", 185_000_000 * 2 + 150 * page_bytes, "abc123", None)
+    facts = HardwareFacts("cpu", 185_000_000 * 2 + 3 * 4 * ROUND_BYTES + 150 * page_bytes, "abc123", None)
     config = EngineConfig(
         model="smol", gpu_memory_utilization=1.0, kv_cache_dtype="int8",
         speculative_config={"model": "d", "num_speculative_tokens": 3},
@@ -117,13 +142,13 @@ def test_the_caches_dtype_is_the_users():
 
 def test_int8_weights_count_at_their_own_size():
     models = dataclasses.replace(MODELS, num_draft_parameters=1_000, int8_parameters=100_000_000, int8_scales=150_000)
-    plan = (35_001_000 * 2) + 100_000_000 + 150_000 * 4 + 150 * PAGE_BYTES
+    plan = (35_001_000 * 2) + 100_000_000 + 150_000 * 4 + 3 * ROUND_BYTES + 150 * PAGE_BYTES
     facts = HardwareFacts("cpu", plan, "abc123", None)
     config = EngineConfig(model="smol", gpu_memory_utilization=1.0, quantization="int8")
     assert resolve(config, facts, models).num_pages == 150
     assert resolve(config, dataclasses.replace(facts, memory_bytes=plan - 1), models).num_pages == 149
     at_full_size = resolve(EngineConfig(model="smol", gpu_memory_utilization=1.0), facts, models)
-    assert at_full_size.num_pages == (plan - 135_001_000 * 2) // PAGE_BYTES < 150
+    assert at_full_size.num_pages == (plan - 135_001_000 * 2 - 3 * ROUND_BYTES) // PAGE_BYTES < 150
 
 
 @pytest.mark.parametrize(
@@ -183,6 +208,36 @@ def test_a_schedule_and_rates_are_settled():
     assert speculative(method="ngram", rejection_sample_method="block").rejection_sample_method == "block"
 
 
+def test_as_many_drafts_as_pay(monkeypatch):
+    def settled(*args, **given):
+        resolved = speculative(*args, num_speculative_tokens="auto", **given)
+        return resolved.num_speculative_tokens, resolved.is_adaptive
+
+    assert settled(method="ngram") == settled(method="suffix") == settled(SHORT_DRAFT, model="d") == (8, True)
+    told = dataclasses.replace(SHORT_DRAFT, draft_tokens=DraftTokens(3, "multiple"))
+    assert settled(told, model="d") == (3, True)
+    assert settled(method="ngram", num_speculative_tokens_per_batch_size=[[1, 4, 2]]) == (8, False)
+    assert not speculative(method="ngram").is_adaptive
+    with pytest.raises(ConfigError, match="num_speculative_tokens"):
+        speculative(method="ngram", num_speculative_tokens="most")
+
+
+@pytest.mark.parametrize(
+    ("rows", "most", "table", "is_adaptive", "widths"),
+    [
+        ((1, 4), 5, None, False, ((0, 5), (0, 5))),
+        ((1,), 1, None, True, ((0, 1),)),
+        ((1,), 2, None, True, ((0, 1, 2),)),
+        ((1, 4), 8, None, True, ((0, 2, 8), (0, 2, 8))),
+        ((1, 4, 6), 8, (0, 8, 8, 3, 1, 0, 0), False, ((0, 8), (0, 1, 3, 8), (0,))),
+        ((5,), 5, (0, 5, 4, 3, 2, 1), False, ((0, 1, 2, 5),)),
+    ],
+)
+def test_the_widths_that_rounds_are_compiled_for(rows, most, table, is_adaptive, widths):
+    assert draft_widths(rows, most, table, is_adaptive=is_adaptive) == widths
+    assert all(len(one) <= MOST_WIDTHS for one in widths)
+
+
 def test_the_drafts_limit_is_the_smaller_one():
     assert speculative(method="ngram").max_model_len == 2048
     assert speculative(SHORT_DRAFT, model="d").max_model_len == 64
@@ -229,9 +284,9 @@ def test_this_machine_can_be_read(monkeypatch, tmp_path):
 
 
 def test_a_host_is_planned_with_more_modestly_than_an_accelerator():
-    plan_bytes = 135_000_000 * 4 + 100 * PAGE_BYTES
-    config = EngineConfig(model="smol", block_size=64, dtype="float32")
-    for platform, share in (("cpu", 0.4), ("tpu", 0.9)):
+    config = EngineConfig(model="smol", block_size=64, dtype="float32", max_num_seqs=8)
+    for platform, share, copies in (("cpu", 0.4, 3), ("tpu", 0.9, 1)):
+        plan_bytes = 135_000_000 * 4 + copies * ROUND_BYTES + 100 * PAGE_BYTES
         facts = HardwareFacts(platform, round(plan_bytes / share) + 4, "abc123", None)
         resolved = resolve(config, facts, MODELS)
         assert (resolved.num_pages, resolved.kv_cache_dtype) == (100, "float32")
