@@ -42,10 +42,15 @@ def admission(row, token_ids):
     )  # fmt: skip
 
 
+@functools.cache
+def programs(proposer):
+    return jax.jit(admit), jax.jit(functools.partial(prefill, make_target(), proposer, CHUNK))
+
+
 def prefilled(proposer, weights, texts):
     """A state in which the rows hold these texts, through prefill alone."""
     state = make_state(proposer)
-    bring_in, fill = jax.jit(admit), jax.jit(functools.partial(prefill, make_target(), proposer, CHUNK))
+    bring_in, fill = programs(proposer)
     for row, token_ids in texts.items():
         state = bring_in(state, admission(row, token_ids))
         for start in range(0, len(token_ids) - 1, CHUNK):

@@ -27,20 +27,19 @@ def engine(folder):
     return make_engine(folder, ngram("auto"), rounds_per_batch=2)
 
 
-def answers(engine):
-    params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
-    outputs = engine.generate([{"prompt_token_ids": ids} for ids in PROMPTS], params, use_tqdm=False)
-    stats = [output.metrics.speculative_decoding for output in outputs]
-    return [output.outputs[0].token_ids for output in outputs], stats
-
-
-def with_costs(engine, seconds):
-    """The same engine, to which rounds of its widths seem to cost this."""
+def answers(engine, seconds):
+    """(texts, their acceptance) where rounds of its widths seem to cost this."""
     core = engine.core
     rows = core.parts.programs.shapes.batch_rows
     made_up = RoundCosts((1,), core.parts.costs.drafts, {row: np.array([seconds]) for row in rows})
-    engine.core = EngineCore(dataclasses.replace(core.parts, costs=made_up, state=core.state))
-    return engine
+    borrower = EngineCore(dataclasses.replace(core.parts, costs=made_up, state=core.state))
+    params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+    requests = [borrower.add_request(str(n), {"prompt_token_ids": ids}, params) for n, ids in enumerate(PROMPTS)]
+    while borrower.has_work:
+        borrower.step()
+    core.state = borrower.state
+    sequences = [request.sequences[0] for request in requests]
+    return [sequence.progress.token_ids for sequence in sequences], [sequence.stats for sequence in sequences]
 
 
 def test_rounds_were_timed(engine):
@@ -57,9 +56,9 @@ def test_text_is_plain_decoding_s_whatever_drafts_seem_to_cost(engine, folder):
     compiled = compile_count()
     drafted = []
     for seconds in ([1, 1, 1], [1, 1.01, 9e9], [1, 8e9, 9e9]):
-        texts, stats = answers(with_costs(engine, seconds))
+        texts, stats = answers(engine, seconds)
         for text, answer in zip(texts, wanted, strict=True):
             assert_says(text, answer)
-        drafted.append(max(one["num_draft_tokens"] / max(one["num_spec_steps"], 1) for one in stats))
+        drafted.append(max(one.num_draft_tokens / max(one.num_drafts, 1) for one in stats))
     assert drafted[0] > 2 >= drafted[1] > 0 == drafted[2]
     assert compile_count() == compiled
