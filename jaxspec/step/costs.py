@@ -65,7 +65,7 @@ def measure_rounds(
     Returns: the costs, and the state with every row finished again.
     """
     shapes = programs.shapes
-    contexts = [min(SHORT, shapes.max_model_len // 4), min(LONG, shapes.max_model_len // 2)]
+    contexts = sorted({max(1, min(SHORT, shapes.max_model_len // 4)), max(1, min(LONG, shapes.max_model_len // 2))})
     rounds = _Rounds(programs, target, weights, state, num_pages, is_free)
     seconds = {}
     points = shapes.host_drafts

@@ -9,7 +9,7 @@ from jaxspec import SamplingParams
 from jaxspec.engine.core import EngineCore
 from jaxspec.step.compiles import compile_count
 from jaxspec.step.costs import RoundCosts
-from tests.lossless.engines import VOCAB_SIZE, make_engine, ngram
+from tests.lossless.engines import VOCAB_SIZE, draft_model, make_engine, ngram
 from tests.oracle.folders import write_llama
 from tests.oracle.llama import NumpyLlama, assert_says, continuation
 
@@ -62,3 +62,29 @@ def test_text_is_plain_decoding_s_whatever_drafts_seem_to_cost(engine, folder):
         drafted.append(max(one.num_draft_tokens / max(one.num_drafts, 1) for one in stats))
     assert drafted[0] > 2 >= drafted[1] > 0 == drafted[2]
     assert compile_count() == compiled
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("sample_method", ["greedy", "probabilistic"])
+def test_a_draft_model_resumes_after_fifty_plain_tokens_as_if_it_had_never_paused(folder, sample_method):
+    """The target drafts for itself: whatever it guesses is right, if it has seen all of the text."""
+    engine = make_engine(folder, draft_model("auto", folder, sample_method), max_model_len=128)
+    core = engine.core
+    rows = core.parts.programs.shapes.batch_rows
+    assert core.parts.costs.drafts == (0, 1, 2, 3, 8)
+    off, on = np.array([[1, 9e9, 9e9, 9e9, 9e9]]), np.array([[1, 1.01, 1.02, 1.03, 1.04]])
+    seconds = dict.fromkeys(rows, off)
+    params = SamplingParams(temperature=0, max_tokens=90, ignore_eos=True)
+    costs = RoundCosts((1,), core.parts.costs.drafts, seconds)
+    core = EngineCore(dataclasses.replace(core.parts, costs=costs, state=core.state))
+    sequence = core.add_request("a", {"prompt_token_ids": PROMPTS[0]}, params).sequences[0]
+    while len(sequence.progress.token_ids) < 50:
+        core.step()
+    assert sequence.stats.num_drafts == 0
+    seconds.update(dict.fromkeys(rows, on))
+    core.step()
+    assert sequence.stats.histogram == [0] * 8 + [1], "it drafts at once, and all is kept"
+    while core.has_work:
+        core.step()
+    assert_says(sequence.progress.token_ids, continuation(NumpyLlama(folder), PROMPTS[0], 90))
+    assert sum(sequence.stats.histogram[:8]) <= 1, "but for the cut at the end"
