@@ -66,7 +66,7 @@ def methods_doc() -> str:
         "`num_speculative_tokens` is K, the drafts a row in every round. With `auto` each round makes as many as pay:",
         "none, a few, or all of the most that is tried (what the draft's files say, else 8). It goes by how often each",
         "request's drafts were kept of late, and by what rounds of each size take, timed before the engine is ready;",
-        "2 % of the time at most goes into drafts that do not seem to pay, so that text which turns predictable is",
+        "1 % of the time at most goes into drafts that do not seem to pay, so that text which turns predictable is",
         "found again. Where drafts are looked up, a round weighs those that it has; where a model makes them, their",
         "number is settled before. Greedy text, and sampled text under `coupled`, does not depend on it; under",
         "`standard` and `block` a seed's text depends on the number of drafts, and so on the machine's speed.",

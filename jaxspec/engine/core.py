@@ -228,6 +228,7 @@ class EngineCore:
                 if sequence.is_finished:
                     self._release(sequence)
                     self._close_if_finished(request)
+            self._drafting.end_round()
         # The host proposer is told last: should it raise, every row has its tokens.
         for request, sequence in rows:
             if sequence.progress.finish_reason != "abort":  # `abort` has told it

@@ -19,7 +19,7 @@ from jaxspec.proposers.widths import best_width
 from jaxspec.step.costs import RoundCosts
 from jaxspec.step.programs import Shapes
 
-EXPLORE = 0.02  # of the time of plain rounds, for drafts that do not seem to pay
+EXPLORE = 0.01  # of the time of plain rounds, for drafts that do not seem to pay
 NEVER = 1e9  # seconds of a round that is not to be taken
 
 
@@ -50,7 +50,8 @@ class DraftChooser:
         self._sequences: dict[str, DecayedAcceptance] = {}
         self._credit = 0.0  # seconds that may go into drafts that do not seem to pay
         self._explores = False
-        self._num_rows, self._seconds_k = 1, np.zeros(self._most + 1, np.float32)  # of the round chosen last
+        self._seconds_k = np.zeros(self._most + 1, np.float32)  # of the round chosen last
+        self._round: list[tuple[int, int]] = []  # of the round that goes on: (drafts, accepted) of each row so far
 
     def choose(self, rows: Sequence[Row], bucket: int) -> Choice:
         """For the next round, or batch of rounds, of these rows in this batch bucket."""
@@ -63,7 +64,7 @@ class DraftChooser:
             # No row, or no costs: every draft counts, and no round is dearer than another.
             return Choice(most, np.ones((len(rows), self._most), np.float32), np.ones(len(widths), np.float32))
         seconds_k = self._costs.of(bucket, max(row.length for row in rows))
-        self._num_rows, self._seconds_k = len(rows), seconds_k
+        self._seconds_k = seconds_k
         self._explores = self._may_explore(seconds_k)
         survival_BK = self._survival(rows)
         if weighs:
@@ -91,17 +92,25 @@ class DraftChooser:
         return widths[self._best(self._survival(rows), counts_B, seconds_W, widths)]
 
     def observe(self, sequence_id: str, num_drafted: int, num_accepted: int) -> None:
-        """What became of a row's drafts in one round."""
+        """What became of a row's drafts in the round that goes on."""
         if self._costs is None:
             return
-        plain = float(self._seconds_k[0])
-        if num_drafted == 0:
-            self._earn(EXPLORE * plain / self._num_rows)
+        self._round.append((num_drafted, num_accepted))
+        if num_drafted:
+            for counted in (self._engine, self._of(sequence_id)):
+                counted.observe(num_drafted, num_accepted)
+
+    def end_round(self) -> None:
+        """All rows of a round were observed: what it took, beyond what plain rounds take for as many tokens."""
+        rows, self._round = self._round, []
+        if not rows:
             return
-        for counted in (self._engine, self._of(sequence_id)):
-            counted.observe(num_drafted, num_accepted)
-        if self._explores:  # what it took beyond what plain rounds take for as many tokens
-            self._earn((plain * (num_accepted + 1) - float(self._seconds_k[num_drafted])) / self._num_rows)
+        plain, most = float(self._seconds_k[0]), max(num_drafted for num_drafted, _ in rows)
+        if most == 0:
+            self._earn(EXPLORE * plain)
+        elif self._explores:
+            tokens_a_row = 1 + sum(num_accepted for _, num_accepted in rows) / len(rows)
+            self._earn(plain * tokens_a_row - float(self._seconds_k[self._round_drafts(most)]))
 
     def forget(self, sequence_id: str) -> None:
         """The sequence is over."""
@@ -127,6 +136,14 @@ class DraftChooser:
         """Of a round that explores: as many as the narrowest round with drafts holds."""
         shapes = self._shapes
         return (shapes.host_drafts if shapes.num_host_drafts else shapes.widths[0])[1]
+
+    def _round_drafts(self, most: int) -> int:
+        """The drafts a row for which a round was timed like the one whose rows had so many at most."""
+        shapes = self._shapes
+        if not shapes.num_host_drafts and not shapes.num_weighed:
+            return most
+        widths = shapes.host_drafts if shapes.num_host_drafts else shapes.widths[0]
+        return next(width for width in widths if width >= most)
 
     def _may_explore(self, seconds_k: np.ndarray) -> bool:
         return self._credit >= float(seconds_k[self._least_drafts()] - seconds_k[0])

@@ -4,7 +4,7 @@ import numpy as np
 
 KEEP_REQUEST = 0.9  # of a request's counts at each round with drafts: it remembers some ten rounds
 KEEP_ENGINE = 0.995  # of the engine's, at each round of a row
-PRIOR_ROUNDS = 2.0  # what a prior weighs against counted rounds
+PRIOR_ROUNDS = 4.0  # what a prior weighs against counted rounds
 FIRST_RATE = 0.7  # of an engine that has seen nothing: drafting is tried
 
 

@@ -36,6 +36,7 @@ def run(chooser, rounds, keeps, names=("a",), most=None):
         count = count if most is None else min(count, most)
         for name in names:
             chooser.observe(name, count, min(count, keeps))
+        chooser.end_round()
         drafted.append(count)
     return drafted
 
@@ -80,7 +81,7 @@ def test_rows_are_told_apart_and_forgotten():
         chooser_.observe("good", K, K)
         chooser_.observe("bad", K, 0)
     survival_BK = chooser_.choose([row("good"), row("bad"), row("new")], 4).survival
-    assert survival_BK[0, -1] > 0.5 > 0.1 > survival_BK[1, 0]
+    assert survival_BK[0, -1] > 0.5 > 0.2 > survival_BK[1, 0]
     assert survival_BK[0, 0] > survival_BK[2, 0] > survival_BK[1, 0]
     chooser_.forget("bad")
     assert chooser_.choose([row("bad")], 1).survival[0] == pytest.approx(survival_BK[2])
@@ -97,10 +98,29 @@ def test_a_round_that_weighs_looks_around_when_it_can_afford_to():
     rounds = 0
     while chooser_.choose([row()], 1).seconds[0] <= 1.0:
         chooser_.observe("a", 0, 0)
+        chooser_.end_round()
         rounds += 1
     assert rounds == pytest.approx(0.2 / EXPLORE, abs=1)  # what a round of the narrowest width costs more
     chooser_.observe("a", 2, 0)  # it did not pay
+    chooser_.end_round()
     assert chooser_.choose([row()], 1).seconds[0] == 1.0
+
+
+def test_a_round_that_one_row_drafts_in_is_paid_for_by_all():
+    """A round of the widest kind with one useful draft among four rows takes 1.8 for 5 tokens: 0.55 too much."""
+    chooser_ = chooser(weighs=True)
+    rows = [row(name) for name in "abcd"]
+    for _ in range(40):
+        chooser_.choose(rows, 4)
+        for name in "abcd":
+            chooser_.observe(name, 0, 0)
+        chooser_.end_round()
+    assert chooser_.choose(rows, 4).seconds[0] > 1.0
+    before = chooser_._credit
+    for name, drafted in (("a", 5), ("b", 0), ("c", 0), ("d", 0)):
+        chooser_.observe(name, drafted, min(drafted, 1))
+    chooser_.end_round()
+    assert before - chooser_._credit == pytest.approx(1.8 - 1.25)
 
 
 def test_drafts_of_the_host_s_are_weighed_once_they_are_there():
