@@ -116,20 +116,25 @@ def answer(
     core: EngineCore, prompts: Sequence[BenchPrompt], batch: int, temperature: float
 ) -> tuple[float, AcceptanceStats]:
     """(seconds to answer the prompts, at most `batch` at a time, what became of the drafts)."""
-    waiting, flying = list(reversed(prompts)), []
+    waiting, flying = list(reversed(list(enumerate(prompts)))), []
     stats = AcceptanceStats(core.config.num_speculative_tokens)
     started = time.perf_counter()
     while waiting or flying:
         while waiting and len(flying) < batch:
-            one = waiting.pop()
+            number, one = waiting.pop()
             params = SamplingParams(temperature=temperature, max_tokens=one.max_tokens, ignore_eos=True, seed=1)
-            flying.append(core.add_request(one.name, {"prompt_token_ids": one.token_ids}, params))
+            flying.append(core.add_request(str(number), {"prompt_token_ids": one.token_ids}, params))
         core.step()
         for request in [request for request in flying if request.is_finished]:
             flying.remove(request)
             for sequence in request.sequences:
                 stats.merge(sequence.stats)
     return time.perf_counter() - started, stats
+
+
+def filled(prompts: Sequence[BenchPrompt], batch: int) -> list[BenchPrompt]:
+    """The prompts, in turn, as often as it takes to have `batch` of them at a time."""
+    return list(prompts) * -(-batch // len(prompts))
 
 
 def _compare(
@@ -140,6 +145,7 @@ def _compare(
     args: argparse.Namespace,
 ) -> tuple[dict[str, Any], list[float]]:
     """A row of the report, and plain decoding's tokens/s in each pair."""
+    kinds = {kind: filled(prompts, batch) for kind, prompts in kinds.items()}
     ratios: dict[str, list[float]] = {kind: [] for kind in kinds}
     stats = AcceptanceStats(speculating.config.num_speculative_tokens)
     tokens = sum(one.max_tokens for prompts in kinds.values() for one in prompts)

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from jaxspec.bench import sweep, tune
+from jaxspec.bench.prompts import BenchPrompt
 from jaxspec.config.engine import EngineConfig
 from jaxspec.errors import ConfigError
 
@@ -35,6 +36,12 @@ def test_every_method_with_every_number_of_drafts():
 def test_flags_that_make_no_config(words):
     with pytest.raises(ConfigError):
         sweep.candidates(args(*words))
+
+
+@pytest.mark.parametrize(("batch", "names"), [(1, "ab"), (2, "ab"), (3, "abab"), (8, "abababab")])
+def test_few_prompts_are_asked_again_to_fill_a_batch(batch, names):
+    prompts = [BenchPrompt(name, "x", [1], 1) for name in "ab"]
+    assert "".join(one.name for one in sweep.filled(prompts, batch)) == names
 
 
 def run_of(number, batch, speedup, least=None):
