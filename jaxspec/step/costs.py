@@ -20,7 +20,8 @@ from jaxspec.types import Drafts
 
 logger = logging.getLogger(__name__)
 
-REPEATS = 2  # timed calls of each kind, after one that is not; the quickest counts, since others only disturb
+LEAST_REPEATS, MOST_REPEATS = 2, 8  # timed calls of each kind, after one that is not
+REPEAT_S = 0.4  # for the calls of one bucket and context, before there are no more repeats than the least
 SHORT, LONG = 64, 1024  # tokens of the contexts that are timed, where they fit
 _PERIOD = 8  # tokens of a context that repeats itself: every lookup finds something
 
@@ -82,6 +83,19 @@ def measure_rounds(
     return RoundCosts(tuple(contexts), points, seconds), dataclasses.replace(rounds.state, is_finished_R=finished_R)
 
 
+def settled(quickest: np.ndarray) -> np.ndarray:
+    """Times that rise with the number of drafts, from the quickest call of each.
+
+    Whatever else the machine did has only added to them, so that a round is at most as dear as a wider one; what never
+    ran (inf: the drafter gave fewer) costs as what did.
+
+    >>> settled(np.array([3.0, 2.0, np.inf, 5.0])).tolist()
+    [2.0, 2.0, 5.0, 5.0]
+    """
+    rising = np.minimum.accumulate(quickest[::-1])[::-1]
+    return np.where(np.isinf(rising), np.max(rising[np.isfinite(rising)], initial=1e-6), rising)
+
+
 class _Rounds:
     """Rows that repeat themselves, and rounds over them."""
 
@@ -100,7 +114,10 @@ class _Rounds:
             if not self._is_free:
                 self._prefill(row, context)
         quickest = np.full(len(points), np.inf)
-        for repeat in range(REPEATS + 1):
+        started = time.perf_counter()
+        for repeat in range(MOST_REPEATS + 1):
+            if repeat > LEAST_REPEATS and time.perf_counter() - started > REPEAT_S:
+                break
             for index, num_drafts in enumerate(points):
                 if self._is_free and repeat + index:
                     for row in range(bucket):
@@ -109,11 +126,9 @@ class _Rounds:
                 if repeat and num_drafted == num_drafts:
                     quickest[index] = min(quickest[index], elapsed)
         if self._programs.shapes.max_rounds > 1:
-            overhead = min(self._round(bucket, 0, num_rounds=0)[0] for _ in range(REPEATS + 1))
+            overhead = min(self._round(bucket, 0, num_rounds=0)[0] for _ in range(LEAST_REPEATS))
             quickest = np.maximum(quickest - overhead, 1e-6)
-        # What never ran (a drafter that gives fewer) costs as what did; more drafts never cost less.
-        quickest[np.isinf(quickest)] = 0.0
-        return np.maximum.accumulate(np.maximum(quickest, 1e-6))
+        return settled(quickest)
 
     def _round(self, bucket: int, num_drafts: int, num_rounds: int = 1) -> tuple[float, int]:
         """(seconds until the host has the tokens, the most drafts that a row had)."""

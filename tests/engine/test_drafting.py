@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxspec.engine.drafting import EXPLORE, DraftChooser, Row
-from jaxspec.step.costs import RoundCosts
+from jaxspec.step.costs import RoundCosts, settled, timed_drafts
 from jaxspec.step.programs import Shapes
 
 K, WIDTHS = 8, (0, 2, 8)
@@ -155,3 +155,16 @@ def test_costs_between_what_was_timed():
     assert costs.of(1, 15).tolist() == pytest.approx([2, 3, 4, 6, 7, 8, 9, 10, 11])
     assert costs.of(1, 5).tolist() == costs.of(1, 10).tolist()
     assert costs.of(1, 99)[0] == 3
+
+
+def test_a_disturbed_call_does_not_make_narrow_rounds_dear():
+    assert settled(np.array([9.0, 2.0, 4.0])).tolist() == [2.0, 2.0, 4.0]
+    assert settled(np.array([1.0, 2.0, 4.0])).tolist() == [1.0, 2.0, 4.0]
+    assert settled(np.array([1.0, np.inf, np.inf])).tolist() == [1.0, 1.0, 1.0]
+    assert (settled(np.full(2, np.inf)) > 0).all()
+
+
+def test_what_is_timed():
+    assert timed_drafts((0, 2, 8), is_free=True) == (0, 2, 8)
+    assert timed_drafts((0, 2, 8), is_free=False) == (0, 1, 2, 3, 8)
+    assert timed_drafts((0, 1), is_free=False) == (0, 1)
