@@ -131,7 +131,7 @@ class _Rounds:
         return settled(quickest)
 
     def _round(self, bucket: int, num_drafts: int, num_rounds: int = 1) -> tuple[float, int]:
-        """(seconds until the host has the tokens, the most drafts that a row had)."""
+        """(seconds until the host has the tokens, the most drafts that a row had; -1 where a row has ended)."""
         programs, batch = self._programs, self._batch(bucket, num_drafts)
         jax.block_until_ready(self.state.len_R)
         started = time.perf_counter()
@@ -144,7 +144,8 @@ class _Rounds:
         else:
             self.state, output = programs.decode_rounds(self._weights, self.state, batch, num_rounds)
         packed_BX = np.asarray(output.packed_BX)[0]
-        return time.perf_counter() - started, int(packed_BX[:, -2].max())
+        elapsed = time.perf_counter() - started
+        return elapsed, int(packed_BX[:, -2].max()) if (packed_BX[:, 0] >= 0).all() else -1
 
     def _batch(self, bucket: int, num_drafts: int) -> Batch:
         shapes = self._programs.shapes

@@ -60,6 +60,8 @@ def test_the_article_s_flags_are_shorthands():
     )  # fmt: skip
     assert engine.speculative_config.model_dump(include={"method", "num_speculative_tokens", "prompt_lookup_max"}) == {
         "method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 3}  # fmt: skip
+    engine, _ = from_words("--model", "m", "--speculative-method", "ngram", "--num-speculative-tokens", "auto")
+    assert engine.speculative_config.num_speculative_tokens == "auto"
     engine, _ = from_words("--model", "m", "--draft-model", "d", "--num-speculative-tokens", "5")
     assert (engine.speculative_config.method, engine.speculative_config.model) == (None, "d")  # its files will say
 
