@@ -19,6 +19,8 @@ import jax
 
 from jaxspec.bench.clock import harmonic_mean
 from jaxspec.bench.prompts import BenchPrompt, default_prompts_path, read_prompts
+from jaxspec.config.methods import METHODS, canonical_method, drafter_of
+from jaxspec.config.speculative_keys import KEYS
 from jaxspec.engine.core import EngineCore
 from jaxspec.engine.engine import Engine
 from jaxspec.errors import ConfigError, JaxspecError
@@ -63,7 +65,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
     parser.add_argument(
-        "--speculative-config", default="{}", help="JSON: more keys of every speculative_config, such as model"
+        "--speculative-config", default="{}", help="JSON: more keys, such as model, for the methods that read them"
     )
 
 
@@ -79,8 +81,17 @@ def candidates(args: argparse.Namespace) -> list[dict[str, Any]]:
     for method, number in itertools.product(args.methods, args.num_speculative_tokens):
         if number != "auto" and not number.isdigit():
             raise ConfigError(f"--num-speculative-tokens takes numbers and auto, got {number!r}")
-        configs.append({"method": method, "num_speculative_tokens": number if number == "auto" else int(number)} | more)
+        config = {"method": method, "num_speculative_tokens": number if number == "auto" else int(number)}
+        configs.append(config | {key: value for key, value in more.items() if _says_something(key, method)})
     return configs
+
+
+def _says_something(key: str, method: str) -> bool:
+    """Whether the method reads the key; what is no key or no method is refused by the engine."""
+    name = canonical_method(method)
+    if key == "model" and (METHODS[name].needs == "context" or drafter_of(name) == "self"):
+        return False
+    return key not in KEYS or name in KEYS[key].methods
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import yaml
 from jaxspec.bench import sweep, tune
 from jaxspec.bench.prompts import BenchPrompt
 from jaxspec.config.engine import EngineConfig
+from jaxspec.config.speculative import SpeculativeConfig
 from jaxspec.errors import ConfigError
 
 
@@ -20,13 +21,21 @@ def args(*words):
 
 
 def test_every_method_with_every_number_of_drafts():
-    words = ["--methods", "ngram", "draft_model", "--num-speculative-tokens", "2", "auto"]
-    configs = sweep.candidates(args(*words, "--speculative-config", '{"model": "d"}'))
+    words = ["--methods", "ngram", "draft_model", "self", "--num-speculative-tokens", "2", "auto"]
+    more = {"model": "d", "prompt_lookup_max": 3, "draft_sample_method": "probabilistic"}
+    configs = sweep.candidates(args(*words, "--speculative-config", json.dumps(more)))
+    read = {
+        "ngram": {"prompt_lookup_max": 3},
+        "draft_model": {"model": "d", "draft_sample_method": "probabilistic"},
+        "self": {"draft_sample_method": "probabilistic"},
+    }
     assert configs == [
-        {"method": method, "num_speculative_tokens": number, "model": "d"}
-        for method in ("ngram", "draft_model")
+        {"method": method, "num_speculative_tokens": number} | more
+        for method, more in read.items()
         for number in (2, "auto")
     ]
+    for config in configs:
+        SpeculativeConfig.model_validate(config)
 
 
 @pytest.mark.parametrize(
