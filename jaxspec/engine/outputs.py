@@ -37,7 +37,8 @@ class CompletionOutput:
     """One answer of a request.
 
     text, token_ids: all of it so far; text_delta, token_ids_delta: what is new since the previous output of this
-    request; pieces_delta: the same token by token. logprobs: one entry a token, None where not asked for; cumulative_logprob: the sum over the tokens.
+    request; pieces_delta: the same token by token. logprobs: one entry a token, None where not asked for;
+    cumulative_logprob: the sum over the tokens.
     finish_reason: "stop", "length", "abort", or None while it runs; stop_reason: the stop id or string hit.
     """
 

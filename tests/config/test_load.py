@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from jaxspec.config.engine import EngineConfig, ServerConfig
+from jaxspec.config.engine import EngineConfig
 from jaxspec.config.load import add_flags, gather, parse_flags, pick
+from jaxspec.config.server import ServerConfig
 from jaxspec.errors import ConfigError
 
 KINDS = (EngineConfig, ServerConfig)
