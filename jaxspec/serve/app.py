@@ -112,14 +112,16 @@ class Server:
             one if isinstance(one, list) else await anyio.to_thread.run_sync(self._tokenizer().encode, one)
             for one in given
         ]
-        echoes = tuple(map(self._echo, given, prompts)) if wanted.echo else ()
+        echoes: tuple[Echo, ...] = ()
+        if wanted.echo:
+            echoes = await anyio.to_thread.run_sync(lambda: tuple(map(self._echo, given, prompts)))
         return await self._answer(request, wanted, prompts, "prompt", echoes=echoes)
 
     def _echo(self, given: str | list[int], ids: list[int]) -> Echo:
         tokenizer = self.engine.tokenizer
         if tokenizer is None:
             return Echo("", "")
-        known = [token_id for token_id in ids if token_id < 2**31]  # what is none the engine refuses
+        known = [token_id for token_id in ids if 0 <= token_id < 2**31]  # what is none the engine refuses
         text = given if isinstance(given, str) else tokenizer.decode(known, skip_special_tokens=False)
         return Echo(text, tokenizer.decode(known[:1], skip_special_tokens=False))
 

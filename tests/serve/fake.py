@@ -82,6 +82,7 @@ class FakeEngine:
         self.metrics = EngineMetrics("fake", NUM_SPEC_TOKENS)
         self.block = block
         self.hold = False
+        self.only_holds: str | None = None  # the one request that hold is for
         self.running: set[str] = set()
         self.aborted: list[str] = []
         self.prompts: list[list[int]] = []
@@ -146,7 +147,7 @@ class FakeEngine:
                     else [None, *(logprob_of(LETTERS[i], params.prompt_logprobs) for i in prompt_ids[1:])],
                 )
                 await asyncio.sleep(0)
-                while self.hold:
+                while self.hold and self.only_holds in (None, request_id):
                     await asyncio.sleep(0.005)
         finally:
             if not finished:

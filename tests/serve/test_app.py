@@ -72,12 +72,12 @@ def test_a_chat(client, engine):
 
 @pytest.mark.parametrize("block", range(1, 10))
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
-def test_a_stream_joins_to_the_whole_whatever_the_block(path, block):
+def test_a_stream_joins_to_the_whole_whatever_the_block(client, engine, path, block):
     asked = HELLO if path == CHAT else {"prompt": "hello"}
     asked = asked | {"max_tokens": 20, "n": 2}
-    with serving(FakeEngine(block)) as client:
-        whole = client.post(path, asked).json
-        chunks = client.stream(path, asked | {"stream_options": {"include_usage": True}})
+    engine.block = block
+    whole = client.post(path, asked).json
+    chunks = client.stream(path, asked | {"stream_options": {"include_usage": True}})
     assert len({chunk["id"] for chunk in chunks}) == 1
     *parts, last = chunks
     assert last["choices"] == []
@@ -188,6 +188,8 @@ P, M = {"prompt": "hi"}, HELLO
         (COMPLETIONS, P | {"logprobs": True}, "logprobs"),
         (COMPLETIONS, P | {"prompt_logprobs": "all"}, "prompt_logprobs"),
         (COMPLETIONS, P | {"echo": 1}, "echo"),
+        (COMPLETIONS, {"prompt": [-1], "echo": True}, "prompt"),
+        (COMPLETIONS, {"prompt": [10**30], "echo": True}, "prompt"),
         (COMPLETIONS, P | {"echo": True, "logprobs": 1, "prompt_logprobs": 2}, "echo"),
         (COMPLETIONS, P | {"echo": True, "max_tokens": False}, "max_tokens"),
         (COMPLETIONS, P | {"best_of": 4}, "best_of"),
