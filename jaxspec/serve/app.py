@@ -58,7 +58,7 @@ class Server:
         self.engine = engine
         self.config = config
         self.started = int(time.time())
-        self.chat_template = _chat_template(config.chat_template)
+        self.chat_template = read_chat_template(config.chat_template)
 
     async def health(self, request: Request) -> Response:
         """200 when requests are served; 503 while the engine warms up, when one of its steps never ends, and after it
@@ -428,8 +428,11 @@ def _static(body: bytes) -> Response:
     return Response(body, media_type="text/html", headers=headers)
 
 
-def _chat_template(given: str | None) -> str | None:
-    """A template's text: given itself, where it looks like one, or what a file holds."""
+def read_chat_template(given: str | None) -> str | None:
+    """A template's text: given itself, where it looks like one, or what a file holds.
+
+    Raises: ConfigError for a file that cannot be read.
+    """
     if given is None or "{" in given:
         return given
     try:

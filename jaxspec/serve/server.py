@@ -18,7 +18,7 @@ from jaxspec.config.server import ServerConfig
 from jaxspec.engine.async_engine import AsyncEngine
 from jaxspec.errors import ConfigError
 from jaxspec.serve.access import JsonFormatter, keys_of
-from jaxspec.serve.app import create_app
+from jaxspec.serve.app import create_app, read_chat_template
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(as_yaml([engine_config, server_config]), end="")
             return 0
         keys_of(server_config)
-        server = _uvicorn(server_config)
+        read_chat_template(server_config.chat_template)
+        server = http_server(server_config)
         listening = bind(server_config.host, server_config.port)
     except ConfigError as error:
         print(f"jaxspec serve: {error}", file=sys.stderr)
@@ -103,11 +104,7 @@ def serve(
         if engine.is_ready:  # while it still compiles its thread cannot be asked to end; the process takes it along
             await asyncio.to_thread(engine.shutdown)
 
-    try:
-        server.config.app = create_app(engine, server_config, lifespan)
-    except ConfigError as error:
-        print(f"jaxspec serve: {error}", file=sys.stderr)
-        return 2
+    server.config.app = create_app(engine, server_config, lifespan)
     host, port = listening.getsockname()[:2]
     scheme = "http" if server_config.ssl_certfile is None else "https"
     logger.info("listening on %s://%s:%d, starting the engine", scheme, f"[{host}]" if ":" in host else host, port)
@@ -122,7 +119,7 @@ def serve(
     return 1 if failures else 0
 
 
-def _uvicorn(config: ServerConfig) -> uvicorn.Server:
+def http_server(config: ServerConfig) -> uvicorn.Server:
     """The HTTP server, without its application yet.
 
     Raises: ConfigError for a certificate or key that cannot be used.

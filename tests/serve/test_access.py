@@ -116,7 +116,10 @@ def test_a_full_queue_is_a_429_that_says_when_to_come_again(served):
         for body in (P, P | {"stream": True}):
             response = client.post(COMPLETIONS, body)
             assert (response.status, response.headers["retry-after"]) == (429, "7")
-            assert (response.json["error"]["type"], response.json["error"]["code"]) == ("rate_limit_error", "queue_full")
+            assert (response.json["error"]["type"], response.json["error"]["code"]) == (
+                "rate_limit_error",
+                "queue_full",
+            )
         engine.failure = CapacityError("it can never fit")
         response = client.post(COMPLETIONS, P)
         assert (response.status, response.headers["retry-after"]) == (400, None)

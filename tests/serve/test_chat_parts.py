@@ -103,7 +103,9 @@ def test_tools_reach_the_template_and_no_tool_is_content():
 
 @pytest.mark.parametrize("block", [1, 4])
 def test_a_forced_call_is_made_by_a_grammar(block):
-    engine, serves = served('[{"name": "weather", "parameters": {"city": "A"}}, {"name": "time", "parameters": {}}]', block)
+    engine, serves = served(
+        '[{"name": "weather", "parameters": {"city": "A"}}, {"name": "time", "parameters": {}}]', block
+    )
     with serves as client:
         body = ASKED | {"tools": TOOLS, "tool_choice": "required"}
         (choice,) = client.post(CHAT, body).json["choices"]

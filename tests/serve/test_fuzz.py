@@ -1,4 +1,4 @@
-"""Host. Thousands of malformed bodies: each is a 4xx that names what is wrong, and a stream beside them never notices."""
+"""Host. Thousands of malformed bodies: each is a 4xx that names what is wrong; a stream beside them never notices."""
 
 import http.client
 import json
@@ -54,7 +54,9 @@ def malformed(random_):
     fields = [name for name in kind.model_fields if name != "sampling"]
     if path.startswith("/v1"):
         fields += SAMPLING_FIELDS
-    field = random_.choice(fields) if choice < 0.9 else random_.choice(["", "promt", "temprature", "\ud800", "x" * 3000])
+    field = (
+        random_.choice(fields) if choice < 0.9 else random_.choice(["", "promt", "temprature", "\ud800", "x" * 3000])
+    )
     return path, json.dumps(good | {field: nonsense(random_)}).encode(), field
 
 

@@ -66,7 +66,9 @@ def test_async_and_who_stops_reading(served):
     async def run():
         async with connect(openai.AsyncOpenAI, port) as client:
             asked = {"model": "fake", "messages": HELLO}
-            answers = await asyncio.gather(*(client.chat.completions.create(max_tokens=i, **asked) for i in range(1, 9)))
+            answers = await asyncio.gather(
+                *(client.chat.completions.create(max_tokens=i, **asked) for i in range(1, 9))
+            )
             engine.hold = True
             stream = await client.chat.completions.create(stream=True, **asked)
             async for chunk in stream:
@@ -91,7 +93,11 @@ def test_tools(block):
         asked = {"model": "fake", "messages": HELLO, "tools": TOOLS}
         choice = client.chat.completions.create(**asked).choices[0]
         (call,) = choice.message.tool_calls
-        assert (call.function.name, call.function.arguments, choice.finish_reason) == ("weather", ARGUMENTS, "tool_calls")
+        assert (call.function.name, call.function.arguments, choice.finish_reason) == (
+            "weather",
+            ARGUMENTS,
+            "tool_calls",
+        )
         with client.chat.completions.stream(**asked) as stream:
             for _ in stream:
                 pass

@@ -99,7 +99,9 @@ def test_an_echo_without_logprobs_is_text_alone(client):
     body = client.post(COMPLETIONS, {"prompt": "cab", "max_tokens": 0, "echo": True}).json
     assert (body["choices"][0]["text"], body["choices"][0]["logprobs"]) == ("cab", None)
     assert body["usage"]["completion_tokens"] == 0
-    assert client.post(COMPLETIONS, {"prompt": "cab", "max_tokens": 2, "echo": True}).json["choices"][0]["text"] == "cabth"
+    assert (
+        client.post(COMPLETIONS, {"prompt": "cab", "max_tokens": 2, "echo": True}).json["choices"][0]["text"] == "cabth"
+    )
 
 
 def test_two_tokens_of_one_text_are_both_there():

@@ -73,7 +73,7 @@ CASES = [
     (llama, '{"answer": 4} is it', '{"answer": 4} is it', []),
     (llama, f"I call {call()}", f"I call {call()}", []),
     (llama, "  ", "  ", []),
-    (lambda: CallList(NAMES), f"[{call(key='parameters')}, {call('größe', '{}')}]", "", [("get", TRICKY), ("größe", "{}")]),
+    (lambda: CallList(NAMES), f"[{call()}, {call('größe', '{}')}]", "", [("get", TRICKY), ("größe", "{}")]),
     (lambda: NamedCall("get"), TRICKY, "", [("get", TRICKY)]),
     (AnswerParser, "anything <tool_call>", "anything <tool_call>", []),
 ]  # fmt: skip
@@ -115,7 +115,10 @@ def test_random_arguments_come_out_as_they_are_written():
     random_ = random.Random(5)
 
     def value(depth):
-        kinds = [lambda: random_.choice([None, True, -3, 2.5e-3]), lambda: random_.choice(['"', "\\", "}{][,:", "\n é"])]
+        kinds = [
+            lambda: random_.choice([None, True, -3, 2.5e-3]),
+            lambda: random_.choice(['"', "\\", "}{][,:", "\n é"]),
+        ]
         if depth:
             kinds += [lambda: [value(depth - 1) for _ in range(random_.randrange(3))]]
             kinds += [lambda: {random_.choice(["name", "a", '"', "arguments"]): value(depth - 1) for _ in range(3)}]
