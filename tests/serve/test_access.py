@@ -1,5 +1,6 @@
 """Host. Who may ask, what is logged and told of it, and what ends a request or the server's good health."""
 
+import contextlib
 import json
 import logging
 import socket
@@ -149,6 +150,18 @@ def test_a_body_that_never_arrives_is_given_up():
         raw.sendall(b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{"prompt"')
         assert b" 408 " in raw.recv(1000)
         assert client.post(COMPLETIONS, P).status == 200
+
+
+def test_who_never_finishes_asking_keeps_nobody_waiting(served):
+    """Slow-loris: many connections that say a little and no more."""
+    _, client = served
+    half = [b"POST /v1/comp", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Le", b""]
+    with contextlib.ExitStack() as open_ones:
+        for index in range(60):
+            raw = open_ones.enter_context(socket.create_connection(("127.0.0.1", client.port), timeout=10))
+            raw.sendall(half[index % len(half)])
+        assert client.post(COMPLETIONS, P).json["choices"][0]["text"] == ANSWER[:16]
+        assert len(client.stream(COMPLETIONS, P)) == 6
 
 
 @pytest.mark.parametrize("length", [b"1e3", b"-5", b"9" * 30, b"\xb2"])
