@@ -40,7 +40,7 @@ from jaxspec.serve.protocol import (
 from jaxspec.serve.responses import Echo, Envelope, events, whole
 from jaxspec.serve.speculation import speculation_report
 from jaxspec.serve.tools import ToolUse, check_template_knows_tools
-from jaxspec.text.answer_parts import END_THINK, THINK, AnswerParser, ReasoningSplitter
+from jaxspec.text.answer_parts import END_THINK, END_TOOL_CALL, THINK, TOOL_CALL, AnswerParser, ReasoningSplitter
 from jaxspec.text.tokenizer import Tokenizer
 
 MAX_CHOICES = 256
@@ -177,7 +177,13 @@ class Server:
                 param=prompt_field,
             )
         reasons = self._begins_with_reasoning(prompt_text)
-        params = sampling_params(wanted, room, tools, END_THINK if reasons else None)
+        params = sampling_params(
+            wanted,
+            room,
+            tools,
+            END_THINK if reasons else None,
+            reads_special_tokens=isinstance(wanted, ChatRequest) and self._reads_special_tokens(tools),
+        )
         if params.n * len(prompts) > MAX_CHOICES:
             raise RequestError(
                 f"n={params.n} for {len(prompts)} prompts must not exceed {MAX_CHOICES} choices; send fewer", param="n"
@@ -219,6 +225,14 @@ class Server:
         """Whether an answer to this chat is reasoning from its first token on, without a tag that says so."""
         end, parser = prompt_text.rstrip(), self.config.reasoning_parser
         return bool(parser) and (end.endswith(THINK) or (parser == "deepseek_r1" and not end.endswith(END_THINK)))
+
+    def _reads_special_tokens(self, tools: ToolUse | None) -> bool:
+        """Whether a tag that is looked for is a special token of this model, as it is of some."""
+        tags = (TOOL_CALL, END_TOOL_CALL) if tools is not None and not tools.is_forced else ()
+        if self.config.reasoning_parser is not None:
+            tags = (*tags, THINK, END_THINK)
+        tokenizer = self._tokenizer()
+        return any(tokenizer.backend.token_to_id(tag) in tokenizer.special_ids for tag in tags)
 
     def _new_parser(self, tools: ToolUse | None, begins_with_reasoning: bool) -> AnswerParser:
         """What reads one answer to a chat."""

@@ -185,16 +185,24 @@ def parse(kind: type[Parsed], body: Mapping[str, Any]) -> Parsed:
 
 
 def sampling_params(
-    request: GenerationRequest, room: int, tools: ToolUse | None = None, reasoning_end: str | None = None
+    request: GenerationRequest,
+    room: int,
+    tools: ToolUse | None = None,
+    reasoning_end: str | None = None,
+    *,
+    reads_special_tokens: bool = False,
 ) -> SamplingParams:
     """The request's SamplingParams.
 
     room: tokens that still fit after the longest prompt; tools: a chat's; reasoning_end: the tag before which no form
-    of the text is asked for, where the answer begins with reasoning.
+    of the text is asked for, where the answer begins with reasoning; reads_special_tokens: the answer's parts are told
+    apart by tokens that texts otherwise leave out.
 
     Raises: RequestError naming the parameter at fault.
     """
     fields = dict(request.sampling)
+    if reads_special_tokens:
+        fields["skip_special_tokens"] = False
     if isinstance(request, ChatRequest):
         if request.max_completion_tokens not in (None, fields.get("max_tokens", request.max_completion_tokens)):
             raise RequestError(

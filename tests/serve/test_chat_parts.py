@@ -6,6 +6,7 @@ import pytest
 
 from jaxspec import StructuredOutputsParams
 from jaxspec.config.server import ServerConfig
+from jaxspec.text.tokenizer import Tokenizer
 from tests.serve.fake import CHAT_TEMPLATE, LETTERS, FakeEngine, serving
 
 CHAT = "/v1/chat/completions"
@@ -224,3 +225,15 @@ def test_a_form_is_asked_for_after_the_reasoning():
         (choice,) = client.post(CHAT, ASKED | {"response_format": {"type": "json_object"}}).json["choices"]
     assert (choice["message"]["reasoning_content"], choice["message"]["content"]) == ("so", "{}")
     assert engine.params[0].structured_outputs.reasoning_end_str == "</think>"
+
+
+def test_tags_that_are_special_tokens_are_not_left_out_of_the_text():
+    engine, serves = served(CALL, reasoning_parser="qwen3")
+    backend = engine.tokenizer.backend
+    with serves as client:
+        client.post(CHAT, ASKED | {"tools": TOOLS})
+        backend.add_special_tokens(["</think>", "</tool_call>"])
+        engine.tokenizer = Tokenizer(backend, chat_template=TEMPLATE)
+        client.post(CHAT, ASKED | {"tools": TOOLS})
+        client.post("/v1/completions", {"prompt": "hi"})
+    assert [params.skip_special_tokens for params in engine.params] == [True, False, True]
