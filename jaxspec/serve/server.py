@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import logging
 import os
+import signal
 import socket
 import ssl
 import sys
@@ -108,8 +109,11 @@ def serve(
     host, port = listening.getsockname()[:2]
     scheme = "http" if server_config.ssl_certfile is None else "https"
     logger.info("listening on %s://%s:%d, starting the engine", scheme, f"[{host}]" if ":" in host else host, port)
-    with suppress(KeyboardInterrupt):  # uvicorn raises the signal again once it has shut down
+    # uvicorn raises the signal again once it has shut down; whoever was asked to end, and has, ends with status 0.
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    with suppress(KeyboardInterrupt):
         server.run(sockets=[listening])
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if engine.is_healthy and not engine.is_ready:
         # NOTE: interrupted while it compiles. XLA cannot be asked to stop: a usual exit would wait for it, and abort.
         logging.shutdown()
