@@ -1,7 +1,7 @@
 """Host. The strictness configs share: frozen, no unknown key, errors that name key, value and remedy."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -19,6 +19,7 @@ class StrictConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     TITLE: ClassVar[str] = "config"
+    SECRETS: ClassVar[frozenset[str]] = frozenset()  # keys whose values no message shows
     NOT_YET: ClassVar[Mapping[str, Any]] = {}
 
     @model_validator(mode="wrap")
@@ -30,7 +31,7 @@ class StrictConfig(BaseModel):
         try:
             return handler(data)
         except ValidationError as error:
-            raise ConfigError(describe(error, cls.TITLE)) from None
+            raise ConfigError(describe(error, cls.TITLE, cls.SECRETS)) from None
 
     @classmethod
     def normalize(cls, data: dict[str, Any]) -> dict[str, Any]:
@@ -63,11 +64,12 @@ def reject_unknown(data: Mapping[str, Any], known: Iterable[str], title: str) ->
             raise ConfigError(f"unknown {title} key {key!r}; {remedy}")
 
 
-def describe(error: ValidationError, title: str) -> str:
-    """One line a fault: the key, the rule broken, and the value that broke it."""
+def describe(error: ValidationError, title: str, secrets: Collection[str] = ()) -> str:
+    """One line a fault: the key, the rule broken, and the value that broke it, unless the key is secret."""
     lines = []
     for fault in error.errors():
         where = ".".join(str(part) for part in fault["loc"] if isinstance(part, int | str)) or title
         line = f"{title} key '{where}': {fault['msg'].removeprefix('Value error, ')}"
-        lines.append(line if fault["type"] == "missing" else f"{line}, got {fault['input']!r}")
+        is_shown = fault["type"] != "missing" and where.split(".")[0] not in secrets
+        lines.append(f"{line}, got {fault['input']!r}" if is_shown else line)
     return "; ".join(lines)

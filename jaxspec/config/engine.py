@@ -1,4 +1,4 @@
-"""Host. What a user may set: the engine's own keys, flat as vLLM's are, and the server's beside them."""
+"""Host. What a user may set of the engine: keys flat as vLLM's are. The server's stand in `config/server.py`."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -27,7 +27,6 @@ class EngineConfig(StrictConfig):
         "tokenizer_mode": "auto",
         "trust_remote_code": False,
         "hf_overrides": None,
-        "chat_template": None,
         "generation_config": "vllm",  # the model's own sampling defaults are not applied
         "enforce_eager": False,
         "disable_log_stats": False,
@@ -98,19 +97,3 @@ class EngineConfig(StrictConfig):
     implementation: Literal["auto", "reference", "pallas"] = Field(
         "auto", description="form of the kernels; auto: pallas on TPU and CUDA GPUs, reference elsewhere"
     )
-
-
-class ServerConfig(StrictConfig):
-    """Where and how the HTTP server listens."""
-
-    TITLE: ClassVar[str] = "server config"
-    NOT_YET: ClassVar[dict[str, Any]] = {"ssl_keyfile": None, "ssl_certfile": None, "root_path": None}
-
-    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 opens it to the network")
-    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
-    api_key: str | None = Field(None, min_length=1, description="bearer token that /v1 requests must bring")
-    max_body_bytes: int = Field(4 * 2**20, ge=1024, description="largest request body, in bytes; beyond it HTTP 413")
-    startup_probe_tokens: int = Field(
-        24, ge=0, description="tokens of three short answers by which the drafter is judged, for the log; 0: no probe"
-    )
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="how much is logged")

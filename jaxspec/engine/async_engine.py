@@ -77,6 +77,7 @@ class AsyncEngine:
         self._failure: BaseException | None = None
         self._ready = threading.Event()
         self._stopped = threading.Event()
+        self._step_began: float | None = None  # on time.monotonic's clock; None between steps
         self._thread = threading.Thread(target=self._run, name="jaxspec-engine", daemon=True)
 
     def start(self) -> "AsyncEngine":
@@ -102,6 +103,12 @@ class AsyncEngine:
     def is_healthy(self) -> bool:
         """False once building failed or the thread has ended."""
         return self._failure is None and not self._stopped.is_set()
+
+    @property
+    def step_seconds(self) -> float:
+        """How long the engine has been in its present step, in seconds; 0.0 while it is in none."""
+        began = self._step_began
+        return 0.0 if began is None else time.monotonic() - began
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -199,7 +206,10 @@ class AsyncEngine:
     def _drive(self, core: EngineCore) -> None:
         logged, before = time.monotonic(), core.metrics.acceptance()
         while self._take_commands(core):
-            for request in core.step():
+            self._step_began = time.monotonic()
+            touched = core.step()
+            self._step_began = None
+            for request in touched:
                 client = self._clients.get(request.request_id)
                 if client is not None:
                     client.send(request.error or request.output())

@@ -37,10 +37,14 @@ class Progress:
 
 @dataclass(frozen=True)
 class Cut:
-    """What a block added: its kept ids and the text that became certain."""
+    """What a block added: its kept ids, and the text that became certain with each of them."""
 
     token_ids: tuple[int, ...]
-    text: str
+    texts: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
 
 
 def commit_block(progress: Progress, token_ids: Iterable[int]) -> Cut:
@@ -55,14 +59,14 @@ def commit_block(progress: Progress, token_ids: Iterable[int]) -> Cut:
     Raises:
         RequestError: a token that the sequence's grammar does not allow. The answer is then void.
     """
-    kept, text = [], ""
+    kept, texts = [], []
     for token_id in token_ids:
         if progress.finish_reason is not None:
             break
         kept.append(token_id)
-        text += _commit_token(progress, token_id)
-    progress.text += text
-    return Cut(tuple(kept), text)
+        texts.append(_commit_token(progress, token_id))
+    progress.text += "".join(texts)
+    return Cut(tuple(kept), tuple(texts))
 
 
 def _commit_token(progress: Progress, token_id: int) -> str:

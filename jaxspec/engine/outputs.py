@@ -1,7 +1,7 @@
 """Host. What a caller gets back, in vLLM's shape."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from jaxspec.engine.commit import FinishReason
 
@@ -18,12 +18,27 @@ class Logprob:
 TokenLogprobs = dict[int, Logprob]  # the token of the place first, then the likeliest; by token id
 
 
+# Where a token of an answer came from: a draft that was kept; the target, in place of one that was not; the target,
+# after all drafts were kept; or a round without drafts.
+TokenOrigin = Literal["accepted", "recovered", "bonus", "plain"]
+
+
+@dataclass(frozen=True)
+class TokenPiece:
+    """One token of an answer. text: what became certain with it; half a character comes with the token that ends it."""
+
+    token_id: int
+    text: str
+    origin: TokenOrigin
+
+
 @dataclass(frozen=True)
 class CompletionOutput:
     """One answer of a request.
 
     text, token_ids: all of it so far; text_delta, token_ids_delta: what is new since the previous output of this
-    request. logprobs: one entry a token, None where not asked for; cumulative_logprob: the sum over the tokens.
+    request; pieces_delta: the same token by token. logprobs: one entry a token, None where not asked for;
+    cumulative_logprob: the sum over the tokens.
     finish_reason: "stop", "length", "abort", or None while it runs; stop_reason: the stop id or string hit.
     """
 
@@ -36,6 +51,7 @@ class CompletionOutput:
     token_ids_delta: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
     cumulative_logprob: float | None = None
+    pieces_delta: list[TokenPiece] = field(default_factory=list)
 
     @property
     def is_finished(self) -> bool:

@@ -9,7 +9,14 @@ import numpy as np
 
 from jaxspec.engine.commit import Cut, Progress, commit_block
 from jaxspec.engine.host_edits import HostEdits
-from jaxspec.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenLogprobs
+from jaxspec.engine.outputs import (
+    CompletionOutput,
+    RequestMetrics,
+    RequestOutput,
+    TokenLogprobs,
+    TokenOrigin,
+    TokenPiece,
+)
 from jaxspec.errors import RequestError
 from jaxspec.metrics.acceptance import AcceptanceStats
 from jaxspec.sampling.params import SamplingParams
@@ -29,8 +36,7 @@ class Sequence:
     stats: AcceptanceStats
     host_edits: HostEdits = field(default_factory=HostEdits)
     logprobs: list[TokenLogprobs] | None = None  # one a token of the answer, where asked for
-    text_delta: str = ""
-    token_ids_delta: list[int] = field(default_factory=list)
+    pieces_delta: list[TokenPiece] = field(default_factory=list)
 
     @property
     def is_finished(self) -> bool:
@@ -55,9 +61,15 @@ class Sequence:
         if self.logprobs is not None:
             self.logprobs.extend(logprobs[: len(cut.token_ids)])
         self.stats.observe(num_drafted, num_accepted, len(cut.token_ids))
-        self.text_delta += cut.text
-        self.token_ids_delta.extend(cut.token_ids)
+        last: TokenOrigin = "plain" if num_drafted == 0 else "bonus" if num_accepted == num_drafted else "recovered"
+        for place, (token_id, text) in enumerate(zip(cut.token_ids, cut.texts, strict=True)):
+            self.pieces_delta.append(TokenPiece(token_id, text, "accepted" if place < num_accepted else last))
         return cut
+
+    @property
+    def token_ids_delta(self) -> list[int]:
+        """What is new since the request's last output."""
+        return [piece.token_id for piece in self.pieces_delta]
 
 
 @dataclass(eq=False)
@@ -93,13 +105,14 @@ class Request:
                     token_ids=list(progress.token_ids),
                     finish_reason=progress.finish_reason,
                     stop_reason=progress.stop_reason,
-                    text_delta=sequence.text_delta,
+                    text_delta="".join(piece.text for piece in sequence.pieces_delta),
                     token_ids_delta=sequence.token_ids_delta,
                     logprobs=None if sequence.logprobs is None else list(sequence.logprobs),
                     cumulative_logprob=sequence.cumulative_logprob,
+                    pieces_delta=sequence.pieces_delta,
                 )
             )
-            sequence.text_delta, sequence.token_ids_delta = "", []
+            sequence.pieces_delta = []
         metrics = RequestMetrics(self.arrival_time, self.first_token_time, self.finished_time, stats.as_dict())
         return RequestOutput(
             self.request_id,

@@ -11,6 +11,7 @@ from jaxspec.metrics.acceptance import AcceptanceStats
 LABELS = ("model_name", "engine")
 FIRST_TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 PER_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+TOKENS_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 LATENCY_BUCKETS = (0.1, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 240.0)
 
 
@@ -58,6 +59,12 @@ class EngineMetrics:
             "time_per_output_token_seconds", "Mean time a token after the first, one a request", PER_TOKEN_BUCKETS
         )
         self._latency = self._histogram("e2e_request_latency_seconds", "Arrival to finish", LATENCY_BUCKETS)
+        self._request_per_token = self._histogram(
+            "request_time_per_output_token_seconds", "vLLM's newer name for the same", PER_TOKEN_BUCKETS
+        )
+        self._decode_time = self._histogram("request_decode_time_seconds", "First token to finish", LATENCY_BUCKETS)
+        self._request_prompt_tokens = self._histogram("request_prompt_tokens", "Prompt tokens", TOKENS_BUCKETS)
+        self._request_generation_tokens = self._histogram("request_generation_tokens", "Tokens written", TOKENS_BUCKETS)
 
     def observe_round(self, num_drafted: int, num_accepted: int, num_committed: int) -> None:
         """Count one row-round; the meaning of the counts is that of `AcceptanceStats`."""
@@ -75,6 +82,7 @@ class EngineMetrics:
         """Count a prompt whose prefill is done."""
         with self._lock:
             self._prompt_tokens.inc(num_prompt_tokens)
+            self._request_prompt_tokens.observe(num_prompt_tokens)
 
     def observe_finish(
         self, reason: str, latency_s: float, first_token_s: float | None = None, num_output_tokens: int = 0
@@ -83,10 +91,14 @@ class EngineMetrics:
         with self._lock:
             self._request_success.labels(**self._names, finished_reason=reason).inc()
             self._latency.observe(latency_s)
+            self._request_generation_tokens.observe(num_output_tokens)
             if first_token_s is not None:
                 self._first_token.observe(first_token_s)
+                self._decode_time.observe(latency_s - first_token_s)
                 if num_output_tokens > 1:
-                    self._per_token.observe((latency_s - first_token_s) / (num_output_tokens - 1))
+                    per_token_s = (latency_s - first_token_s) / (num_output_tokens - 1)
+                    self._per_token.observe(per_token_s)
+                    self._request_per_token.observe(per_token_s)
 
     def set_load(self, num_running: int, num_waiting: int, cache_usage: float) -> None:
         """State the present load; cache_usage is a share of the pages, 0 to 1."""

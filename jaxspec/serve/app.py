@@ -1,36 +1,51 @@
 """Host. The routes: OpenAI's completions and chat, models, tokenize, health and metrics, over one engine."""
 
-import hmac
+import asyncio
+import functools
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
+import anyio
 import anyio.to_thread
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from jaxspec.config.engine import ServerConfig
-from jaxspec.errors import RequestError
+from jaxspec.config.server import ServerConfig
+from jaxspec.errors import ConfigError, RequestError
+from jaxspec.serve.access import AccessLog, check_key, keys_of
 from jaxspec.serve.errors import HttpError, JsonResponse, error_response
 from jaxspec.serve.generate import ServedEngine, run_prompts, unless_disconnected
+from jaxspec.serve.openapi import document, document_page
+from jaxspec.serve.profiling import Profiler
 from jaxspec.serve.protocol import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     GenerationRequest,
+    Parsed,
     TokenizeRequest,
     parse,
     sampling_params,
 )
-from jaxspec.serve.responses import Envelope, events, whole
+from jaxspec.serve.responses import Echo, Envelope, events, whole
+from jaxspec.serve.speculation import speculation_report
+from jaxspec.serve.tools import ToolUse, check_template_knows_tools
+from jaxspec.text.answer_parts import END_THINK, END_TOOL_CALL, THINK, TOOL_CALL, AnswerParser, ReasoningSplitter
 from jaxspec.text.tokenizer import Tokenizer
 
 MAX_CHOICES = 256
+LARGE_BODY_BYTES = 32 * 1024  # from here on a body is read off the event loop
+PAGE = Path(__file__).with_name("playground.html")
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -39,16 +54,21 @@ class Server:
     """The engine and its config behind the routes. Nothing here changes after construction."""
 
     def __init__(self, engine: ServedEngine, config: ServerConfig):
+        """Raises: ConfigError for a chat template that cannot be read."""
         self.engine = engine
         self.config = config
         self.started = int(time.time())
+        self.chat_template = read_chat_template(config.chat_template)
 
     async def health(self, request: Request) -> Response:
-        """200 when requests are served; 503 while the engine warms up and after it died."""
+        """200 when requests are served; 503 while the engine warms up, when one of its steps never ends, and after it
+        died."""
         if not self.engine.is_healthy:
             return JsonResponse({"status": "failed"}, status_code=503)
         if not self.engine.is_ready:
             return JsonResponse({"status": "starting"}, status_code=503)
+        if self.engine.step_seconds > self.config.stuck_after_s:
+            return JsonResponse({"status": "stuck", "step_seconds": self.engine.step_seconds}, status_code=503)
         return JsonResponse({"status": "ready"})
 
     async def metrics(self, request: Request) -> Response:
@@ -59,38 +79,68 @@ class Server:
             text = self.engine.metrics.render()
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    async def version(self, request: Request) -> Response:
+        """Of this server, and of JAX below it."""
+        return JsonResponse({"version": version("jaxspec"), "jax": version("jax")})
+
+    async def speculation(self, request: Request) -> Response:
+        """What is configured, and how many drafts were kept since the start."""
+        self._check_ready()
+        return JsonResponse(speculation_report(self.engine.config, self.engine.metrics.acceptance()))
+
     async def models(self, request: Request) -> Response:
         """The one model there is."""
         self._check_ready()
+        return JsonResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        """The same by its name, which may hold slashes."""
+        self._check_ready()
+        self._check_model(request.path_params["name"])
+        return JsonResponse(self._model())
+
+    def _model(self) -> dict[str, Any]:
         name, limit = self.engine.config.served_model_name, self.engine.config.max_model_len
         model = {"id": name, "object": "model", "created": self.started, "owned_by": "jaxspec", "root": name}
-        return JsonResponse({"object": "list", "data": [model | {"parent": None, "max_model_len": limit}]})
+        return model | {"parent": None, "max_model_len": limit}
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
-        wanted = parse(CompletionRequest, await self._body(request))
-        self._check_model(wanted.model)
+        wanted = await self._parsed(request, CompletionRequest)
+        given = wanted.prompts()
         prompts = [
             one if isinstance(one, list) else await anyio.to_thread.run_sync(self._tokenizer().encode, one)
-            for one in wanted.prompts()
+            for one in given
         ]
-        return await self._answer(request, wanted, prompts, "prompt")
+        echoes: tuple[Echo, ...] = ()
+        if wanted.echo:
+            echoes = await anyio.to_thread.run_sync(lambda: tuple(map(self._echo, given, prompts)))
+        return await self._answer(request, wanted, prompts, "prompt", echoes=echoes)
+
+    def _echo(self, given: str | list[int], ids: list[int]) -> Echo:
+        tokenizer = self.engine.tokenizer
+        if tokenizer is None:
+            return Echo("", "")
+        known = [token_id for token_id in ids if 0 <= token_id < 2**31]  # what is none the engine refuses
+        text = given if isinstance(given, str) else tokenizer.decode(known, skip_special_tokens=False)
+        return Echo(text, tokenizer.decode(known[:1], skip_special_tokens=False))
 
     async def chat_completions(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
-        wanted = parse(ChatRequest, await self._body(request))
-        self._check_model(wanted.model)
-        return await self._answer(request, wanted, [await self._chat_ids(wanted)], "messages")
+        wanted = await self._parsed(request, ChatRequest)
+        tools = wanted.tool_use()
+        text, ids = await self._chat_prompt(wanted, tools)
+        return await self._answer(request, wanted, [ids], "messages", tools=tools, prompt_text=text)
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize."""
-        wanted = parse(TokenizeRequest, await self._body(request))
-        self._check_model(wanted.model)
+        wanted = await self._parsed(request, TokenizeRequest)
         if (wanted.prompt is None) == (wanted.messages is None):
             raise RequestError("send either prompt or messages", param="prompt")
         tokenizer = self._tokenizer()
         if wanted.prompt is None:
-            ids = await self._chat_ids(wanted)
+            tools = ToolUse(tuple(wanted.tools), "auto", True) if wanted.tools else None
+            _, ids = await self._chat_prompt(wanted, tools)
         else:
             ids = await anyio.to_thread.run_sync(tokenizer.encode, wanted.prompt, wanted.add_special_tokens)
         body = {"count": len(ids), "max_model_len": self.engine.config.max_model_len, "tokens": ids}
@@ -100,14 +150,23 @@ class Server:
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize."""
-        wanted = parse(DetokenizeRequest, await self._body(request))
-        self._check_model(wanted.model)
+        wanted = await self._parsed(request, DetokenizeRequest)
         if any(not 0 <= token_id < 2**31 for token_id in wanted.tokens):
             raise RequestError("tokens must be ids of 0 or more, within 32 bits", param="tokens")
-        return JsonResponse({"prompt": self._tokenizer().decode(wanted.tokens, skip_special_tokens=False)})
+        decode = self._tokenizer().decode
+        text = await anyio.to_thread.run_sync(lambda: decode(wanted.tokens, skip_special_tokens=False))
+        return JsonResponse({"prompt": text})
 
     async def _answer(
-        self, request: Request, wanted: GenerationRequest, prompts: list[list[int]], prompt_field: str
+        self,
+        request: Request,
+        wanted: GenerationRequest,
+        prompts: list[list[int]],
+        prompt_field: str,
+        *,
+        echoes: tuple[Echo, ...] = (),
+        tools: ToolUse | None = None,
+        prompt_text: str = "",
     ) -> Response:
         limit = self.engine.config.max_model_len
         room = limit - max(map(len, prompts))
@@ -117,38 +176,96 @@ class Server:
                 f"the model's limit of {limit} includes the answer",
                 param=prompt_field,
             )
-        params = sampling_params(wanted, room)
+        reasons = self._begins_with_reasoning(prompt_text)
+        params = sampling_params(
+            wanted,
+            room,
+            tools,
+            END_THINK if reasons else None,
+            reads_special_tokens=isinstance(wanted, ChatRequest) and self._reads_special_tokens(tools),
+        )
         if params.n * len(prompts) > MAX_CHOICES:
             raise RequestError(
                 f"n={params.n} for {len(prompts)} prompts must not exceed {MAX_CHOICES} choices; send fewer", param="n"
             )
-        if wanted.stream and params.prompt_logprobs is not None:
+        if wanted.stream and params.prompt_logprobs is not None and not echoes:
             raise RequestError("prompt_logprobs do not stream; leave one of the two out", param="prompt_logprobs")
-        is_chat = isinstance(wanted, ChatRequest)
-        lens = tuple(map(len, prompts))
-        envelope = Envelope.new(self.engine.config.served_model_name, is_chat, params.n, lens, params.logprobs)
-        outputs = run_prompts(self.engine, prompts, params, envelope.id)
+        envelope = Envelope(
+            model=self.engine.config.served_model_name,
+            is_chat=isinstance(wanted, ChatRequest),
+            num_choices_per_prompt=params.n,
+            prompt_lens=tuple(map(len, prompts)),
+            num_logprobs=params.logprobs,
+            echoes=echoes,
+            is_echo_alone=isinstance(wanted, CompletionRequest) and wanted.is_echo_alone,
+            returns_origins=wanted.return_token_origins,
+            new_parser=functools.partial(self._new_parser, tools, reasons),
+        )
+        request.state.facts = {"response_id": envelope.id, "prompt_tokens": sum(envelope.prompt_lens)}
+        outputs = within(run_prompts(self.engine, prompts, params, envelope.id), self.config.request_timeout_s)
         if not wanted.stream:
             async with aclosing(outputs):
-                return JsonResponse(await unless_disconnected(request, whole(envelope, outputs)))
+                body = await unless_disconnected(request, whole(envelope, outputs))
+            request.state.facts["completion_tokens"] = body["usage"]["completion_tokens"]
+            return JsonResponse(body)
         # The first output comes before the headers, so that a refusal by the engine still has its own status.
         first = await unless_disconnected(request, _first(outputs))
-        return EventStream(events(envelope, first, outputs, includes_usage=wanted.includes_usage), outputs)
+        options = wanted.options
+        lines = events(
+            envelope,
+            first,
+            outputs,
+            includes_usage=options.include_usage,
+            continuous_usage=options.continuous_usage_stats,
+            by_token=options.one_token_per_chunk,
+        )
+        return EventStream(lines, outputs)
 
-    async def _chat_ids(self, wanted: ChatRequest | TokenizeRequest) -> list[int]:
-        reserved = {"messages", "add_generation_prompt", "chat_template"} & wanted.chat_template_kwargs.keys()
+    def _begins_with_reasoning(self, prompt_text: str) -> bool:
+        """Whether an answer to this chat is reasoning from its first token on, without a tag that says so."""
+        end, parser = prompt_text.rstrip(), self.config.reasoning_parser
+        return bool(parser) and (end.endswith(THINK) or (parser == "deepseek_r1" and not end.endswith(END_THINK)))
+
+    def _reads_special_tokens(self, tools: ToolUse | None) -> bool:
+        """Whether a tag that is looked for is a special token of this model, as it is of some."""
+        tags = (TOOL_CALL, END_TOOL_CALL) if tools is not None and not tools.is_forced else ()
+        if self.config.reasoning_parser is not None:
+            tags = (*tags, THINK, END_THINK)
+        tokenizer = self._tokenizer()
+        return any(tokenizer.backend.token_to_id(tag) in tokenizer.special_ids for tag in tags)
+
+    def _new_parser(self, tools: ToolUse | None, begins_with_reasoning: bool) -> AnswerParser:
+        """What reads one answer to a chat."""
+        calls = None if tools is None else tools.parser(self.config.tool_call_parser, self._template() or "")
+        if self.config.reasoning_parser is None:
+            return AnswerParser(calls)
+        return AnswerParser(calls, ReasoningSplitter(is_open=begins_with_reasoning))
+
+    async def _chat_prompt(self, wanted: ChatRequest | TokenizeRequest, tools: ToolUse | None) -> tuple[str, list[int]]:
+        """A conversation's text and ids."""
+        reserved = {"messages", "add_generation_prompt", "chat_template", "tools"} & wanted.chat_template_kwargs.keys()
         if reserved:
             raise RequestError(f"chat_template_kwargs must not set {sorted(reserved)}", param="chat_template_kwargs")
-        messages = [message.as_template_input() for message in wanted.messages or ()]
+        messages = [message.as_template_input(index) for index, message in enumerate(wanted.messages or ())]
         tokenizer = self._tokenizer()
+        variables = dict(wanted.chat_template_kwargs)
+        if tools is not None:
+            check_template_knows_tools(self._template())
+            variables["tools"] = tools.for_template()
 
-        def encode() -> list[int]:
+        def encode() -> tuple[str, list[int]]:
             text = tokenizer.apply_chat_template(
-                messages, add_generation_prompt=wanted.add_generation_prompt, **wanted.chat_template_kwargs
+                messages,
+                add_generation_prompt=wanted.add_generation_prompt,
+                chat_template=self.chat_template,
+                **variables,
             )
-            return tokenizer.encode(text, add_special_tokens=False)
+            return text, tokenizer.encode(text, add_special_tokens=False)
 
         return await anyio.to_thread.run_sync(encode)
+
+    def _template(self) -> str | None:
+        return self.chat_template or self._tokenizer().chat_template
 
     def _tokenizer(self) -> Tokenizer:
         if self.engine.tokenizer is None:
@@ -167,17 +284,35 @@ class Server:
             message = f"model {model[:200]!r} does not exist; this server has {name!r}"
             raise HttpError(404, message, param="model", code="model_not_found")
 
-    async def _body(self, request: Request) -> Mapping[str, Any]:
+    async def _parsed(self, request: Request, kind: type[Parsed]) -> Parsed:
+        """The body as a request of that kind. A large one is read on another thread: the event loop never waits."""
+        raw = await self._body(request)
+
+        def read() -> Parsed:
+            return parse(kind, _json_object(raw))
+
+        wanted = read() if len(raw) < LARGE_BODY_BYTES else await anyio.to_thread.run_sync(read)
+        self._check_model(getattr(wanted, "model", None))
+        return wanted
+
+    async def _body(self, request: Request) -> bytes:
         self._check_ready()
-        limit = self.config.max_body_bytes
+        limit, seconds = self.config.max_body_bytes, self.config.body_timeout_s
         raw = bytearray()
-        if int(request.headers.get("content-length") or 0) <= limit:
-            async for piece in request.stream():
-                raw += piece
-                if len(raw) > limit:
-                    break
-            else:
-                return _json_object(bytes(raw))
+        length = request.headers.get("content-length") or "0"
+        if length.isdecimal() and int(length[:20]) <= limit:
+            try:
+                with anyio.fail_after(seconds):
+                    async for piece in request.stream():
+                        raw += piece
+                        if len(raw) > limit:
+                            break
+                    else:
+                        return bytes(raw)
+            except TimeoutError:
+                raise HttpError(
+                    408, f"the body did not arrive within {seconds:g} s; send it", headers={"Connection": "close"}
+                ) from None
         raise HttpError(413, f"the body must not exceed {limit} bytes; send less or raise max_body_bytes")
 
 
@@ -197,47 +332,141 @@ class EventStream(StreamingResponse):
 
 
 def create_app(engine: ServedEngine, config: ServerConfig, lifespan: Any = None) -> Starlette:
-    """The ASGI application over an engine, started or not: until it is ready, routes that need it answer 503."""
+    """The ASGI application over an engine, started or not: until it is ready, routes that need it answer 503.
+
+    Raises: ConfigError for a file that the config names and that cannot be read.
+    """
     server = Server(engine, config)
+    keys = keys_of(config)
 
-    def guarded(handler: Handler) -> Handler:
-        """Ask for the key, if there is one, and turn whatever is raised into a response: the server survives."""
+    def answered(handler: Handler) -> Handler:
+        """Turn whatever is raised into a response: the server survives."""
 
-        async def answered(request: Request) -> Response:
-            given = request.headers.get("authorization", "")
+        async def answer(request: Request) -> Response:
             try:
-                if config.api_key and not hmac.compare_digest(given.encode(), f"Bearer {config.api_key}".encode()):
-                    raise HttpError(401, "this server needs its API key as 'Authorization: Bearer KEY'")
                 return await handler(request)
             except ClientDisconnect:
-                return Response(status_code=499)  # nobody listens; the access log shows it
+                return Response(status_code=499)  # nobody listens; the log shows it
             except Exception as error:
-                return await error_response(request, error)
+                return await error_response(request, error, retry_after_s=config.retry_after_s)
 
-        return answered
+        return answer
+
+    def guarded(handler: Handler) -> Handler:
+        """Ask for the key, if there is one."""
+
+        async def checked(request: Request) -> Response:
+            check_key(keys, request.headers.get("authorization", ""))
+            return await handler(request)
+
+        return answered(checked)
+
+    async def page(request: Request) -> Response:
+        """The playground."""
+        return _static(PAGE.read_bytes())
+
+    async def openapi(request: Request) -> Response:
+        """The document that describes all this."""
+        return JsonResponse(document(is_guarded=bool(keys)))
+
+    async def docs(request: Request) -> Response:
+        """The same for people."""
+        return _static(document_page(document(is_guarded=bool(keys))))
 
     routes = [
-        Route("/health", server.health),
-        Route("/metrics", server.metrics),
+        Route("/", page),
+        Route("/docs", docs),
+        Route("/openapi.json", openapi),
+        Route("/health", answered(server.health)),
+        Route("/metrics", answered(server.metrics)),
+        Route("/version", answered(server.version)),
         Route("/v1/models", guarded(server.models)),
+        Route("/v1/models/{name:path}", guarded(server.model)),
+        Route("/v1/speculation", guarded(server.speculation)),
         Route("/v1/completions", guarded(server.completions), methods=["POST"]),
         Route("/v1/chat/completions", guarded(server.chat_completions), methods=["POST"]),
         Route("/tokenize", guarded(server.tokenize), methods=["POST"]),
         Route("/detokenize", guarded(server.detokenize), methods=["POST"]),
     ]
+    if config.profiler_dir is not None:
+        profiler = Profiler(config.profiler_dir)
+        routes += [
+            Route("/start_profile", guarded(profiler.start), methods=["POST"]),
+            Route("/stop_profile", guarded(profiler.stop), methods=["POST"]),
+        ]
+    middleware = [Middleware(AccessLog)]
+    if config.allowed_origins:
+        middleware.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=config.allowed_origins,
+                allow_methods=["GET", "POST"],
+                allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
+                expose_headers=["X-Request-Id", "Retry-After"],
+            )
+        )
     # Paths and methods that no route takes are refused by the framework; only their shape is ours.
     handlers: Mapping[Any, Any] = {HTTPException: error_response}
-    return Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
+    return Starlette(routes=routes, exception_handlers=handlers, middleware=middleware, lifespan=lifespan)
+
+
+async def within(outputs: Any, seconds: float | None) -> AsyncGenerator[Any, None]:
+    """The outputs, as long as they come in time; closing this closes them.
+
+    Raises: HttpError with status 504 once the time is over.
+    """
+    end = None if seconds is None else asyncio.get_running_loop().time() + seconds
+    async with aclosing(outputs):
+        while True:
+            try:
+                async with asyncio.timeout_at(end):
+                    item = await anext(outputs)
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                raise HttpError(
+                    504,
+                    f"no answer within the server's request_timeout_s={seconds:g}; ask for fewer tokens",
+                    code="timeout",
+                    headers={"x-should-retry": "false"},  # OpenAI's clients would ask again, as long
+                ) from None
+            yield item
+
+
+def _static(body: bytes) -> Response:
+    """A page of our own: nothing in it comes from elsewhere, and the browser is to see to that."""
+    policy = (
+        "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+    )
+    headers = {"Content-Security-Policy": f"{policy}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"}
+    return Response(body, media_type="text/html", headers=headers)
+
+
+def read_chat_template(given: str | None) -> str | None:
+    """A template's text: given itself, where it looks like one, or what a file holds.
+
+    Raises: ConfigError for a file that cannot be read.
+    """
+    if given is None or "{" in given:
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read chat_template {given!r} ({error}); give a file or a template's text") from None
 
 
 def _json_object(raw: bytes) -> Mapping[str, Any]:
     try:
-        body = json.loads(raw)
+        body = json.loads(raw, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise HttpError(400, f"the body must be JSON: {str(error)[:200]}") from None
     if not isinstance(body, dict):
         raise HttpError(400, f"the body must be a JSON object, got {type(body).__name__}")
     return body
+
+
+def _no_constant(word: str) -> Any:
+    raise ValueError(f"{word} is no JSON number")
 
 
 async def _first(outputs: AsyncIterator[Any]) -> list[Any]:

@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxspec.errors import CapacityError, EngineDeadError, RequestError
+from jaxspec.errors import CapacityError, EngineDeadError, QueueFullError, RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -16,9 +16,17 @@ logger = logging.getLogger(__name__)
 class HttpError(Exception):
     """A refusal that has its own status; `param` names the field at fault, `code` is OpenAI's short name for it."""
 
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None):
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ):
         super().__init__(message)
-        self.status, self.param, self.code = status, param, code
+        self.status, self.param, self.code, self.headers = status, param, code, headers
 
 
 class JsonResponse(Response):
@@ -37,6 +45,8 @@ def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
         status, message, param, code = error.status, str(error), error.param, error.code
     elif isinstance(error, RequestError):
         status, message, param = 400, str(error), error.param
+    elif isinstance(error, QueueFullError):
+        status, message, code = 429, str(error), "queue_full"
     elif isinstance(error, CapacityError):
         status, message = 400, str(error)
     elif isinstance(error, EngineDeadError):
@@ -45,14 +55,18 @@ def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
         status, message = error.status_code, error.detail
     else:
         logger.error("request failed", exc_info=error)
-    kind = "invalid_request_error" if status < 500 else "server_error"
+    kind = {401: "authentication_error", 429: "rate_limit_error"}.get(
+        status, "invalid_request_error" if status < 500 else "server_error"
+    )
     return status, {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-async def error_response(request: Request, error: Exception) -> Response:
-    """The response for an exception that a route raised."""
+async def error_response(request: Request, error: Exception, *, retry_after_s: int | None = None) -> Response:
+    """The response for an exception that a route raised. retry_after_s: when to come again while the queue is full."""
     status, body = error_body(error)
-    headers = getattr(error, "headers", None)
+    headers = dict(getattr(error, "headers", None) or {})
     if status == 401:
-        headers = {"WWW-Authenticate": "Bearer"}
+        headers["WWW-Authenticate"] = "Bearer"
+    if status == 429 and retry_after_s is not None:
+        headers["Retry-After"] = str(retry_after_s)
     return JsonResponse(body, status_code=status, headers=headers)

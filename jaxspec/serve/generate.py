@@ -31,6 +31,11 @@ class ServedEngine(Protocol):
     def is_healthy(self) -> bool: ...
 
     @property
+    def step_seconds(self) -> float:
+        """How long the engine has been in its present step; 0.0 while it is in none."""
+        ...
+
+    @property
     def tokenizer(self) -> Tokenizer | None: ...
 
     @property

@@ -7,6 +7,8 @@ from jaxspec.engine.outputs import Logprob, TokenLogprobs
 
 LOWEST = -9999.0  # JSON has no -inf
 
+Scored = TokenLogprobs | str  # a token's log-probabilities, or the text of one that has none
+
 
 def chat_logprobs(entries: Sequence[TokenLogprobs], num_top: int) -> dict[str, Any]:
     """`choices[].logprobs` of a chat: a list of tokens, each with its likeliest alternatives."""
@@ -17,19 +19,17 @@ def chat_logprobs(entries: Sequence[TokenLogprobs], num_top: int) -> dict[str, A
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(entries: Sequence[TokenLogprobs], num_top: int, offset: int) -> dict[str, Any]:
+def completion_logprobs(entries: Sequence[Scored], num_top: int, offset: int) -> dict[str, Any]:
     """`choices[].logprobs` of a completion: parallel lists; offset: characters of the answer before these tokens."""
-    tokens = [_text(_first(entry)) for entry in entries]
+    tokens = [entry if isinstance(entry, str) else _text(_first(entry)) for entry in entries]
     offsets = []
     for token in tokens:
         offsets.append(offset)
         offset += len(token)
     return {
         "tokens": tokens,
-        "token_logprobs": [_finite(_first(entry).logprob) for entry in entries],
-        "top_logprobs": [
-            {_text(one): _finite(one.logprob) for one in entry.values()} if num_top else None for entry in entries
-        ],
+        "token_logprobs": [None if isinstance(e, str) else _finite(_first(e).logprob) for e in entries],
+        "top_logprobs": [None if isinstance(e, str) or not num_top else _by_text(e) for e in entries],
         "text_offset": offsets,
     }
 
@@ -45,6 +45,16 @@ def prompt_logprobs(entries: Sequence[TokenLogprobs | None]) -> list[dict[str, A
         }
         for entry in entries
     ]
+
+
+def _by_text(entry: TokenLogprobs) -> dict[str, float]:
+    """Log-probabilities by their tokens' texts; of tokens with one text, such as half characters, the later ones stand
+    under vLLM's other name for a token, since who looks for the largest must find it."""
+    named: dict[str, float] = {}
+    for token_id, one in entry.items():
+        text = _text(one)
+        named[text if text not in named else f"token_id:{token_id}"] = _finite(one.logprob)
+    return named
 
 
 def _first(entry: TokenLogprobs) -> Logprob:

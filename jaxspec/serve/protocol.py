@@ -1,14 +1,17 @@
 """Host. What a request may say: OpenAI's fields and vLLM's extras, each honoured or refused by its name."""
 
+import dataclasses
 import difflib
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from jaxspec.errors import RequestError
 from jaxspec.sampling.params import SamplingParams
 from jaxspec.serve.formats import FORMAT_FIELDS, settle_formats
+from jaxspec.serve.messages import Message, WireModel
+from jaxspec.serve.tools import Tool, ToolUse, tool_use
 
 # Sampling parameters that travel as they are: SamplingParams checks them and names the one at fault.
 SAMPLING_FIELDS = (
@@ -21,7 +24,6 @@ SAMPLING_FIELDS = (
 # Known fields that do not work here yet, with the values at which they ask for nothing (null always does).
 NOT_YET: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
-    "echo": (False,),
     "suffix": ("",),
     "priority": (0,),
     "return_token_ids": (False,),
@@ -29,9 +31,7 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
 }
 CHAT_NOT_YET: dict[str, tuple[Any, ...]] = {
     **NOT_YET,
-    "tools": ([],),
-    "tool_choice": ("none",),
-    "parallel_tool_calls": (True,),
+    "echo": (False,),
     "functions": ([],),
     "function_call": ("none",),
     "modalities": (["text"],),
@@ -51,36 +51,15 @@ DEFAULT_MAX_TOKENS = 16  # of a completion, as OpenAI's
 Parsed = TypeVar("Parsed", bound="WireModel")
 
 
-class WireModel(BaseModel):
-    """Base of what clients send: JSON types exactly, no unknown field."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
 class StreamOptions(WireModel):
-    """include_usage: a last chunk without choices carries the usage."""
+    """include_usage: a last chunk without choices carries the usage; continuous_usage_stats: every chunk does.
+
+    one_token_per_chunk: a chunk for every token, so that the chunks tell nothing of how many were verified together.
+    """
 
     include_usage: bool = False
-
-
-class TextPart(WireModel):
-    """One piece of a message's content; text is the only kind there is."""
-
-    type: Literal["text"]
-    text: str
-
-
-class Message(WireModel):
-    """One turn of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
-    name: str | None = None
-
-    def as_template_input(self) -> dict[str, str]:
-        """What a chat template reads: content as one string."""
-        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": self.role, "content": content} | ({"name": self.name} if self.name is not None else {})
+    continuous_usage_stats: bool = False
+    one_token_per_chunk: bool = False
 
 
 class GenerationRequest(WireModel):
@@ -92,18 +71,25 @@ class GenerationRequest(WireModel):
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = None  # a label for the caller's own books
+    return_token_origins: bool = False  # beside each choice its tokens, and where each came from
     sampling: dict[str, Any] = Field(default_factory=dict)
 
     @property
-    def includes_usage(self) -> bool:
-        """Whether a stream ends with a chunk of usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
+    def options(self) -> StreamOptions:
+        """How to stream."""
+        return self.stream_options or StreamOptions()
 
 
 class CompletionRequest(GenerationRequest):
     """POST /v1/completions. prompt: text, a list of texts, token ids, or a list of lists of token ids."""
 
     prompt: Any
+    echo: bool = False  # the prompt before the answer; with logprobs also the prompt's, with max_tokens 0 nothing else
+
+    @property
+    def is_echo_alone(self) -> bool:
+        """Whether no token of an answer is wanted, as who scores texts asks."""
+        return self.echo and _is_id(self.sampling.get("max_tokens")) and self.sampling["max_tokens"] == 0
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts, each a text or token ids.
@@ -137,6 +123,16 @@ class ChatRequest(GenerationRequest):
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     max_completion_tokens: int | None = None
     top_logprobs: int | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool = True
+
+    def tool_use(self) -> ToolUse | None:
+        """The tools that may be called.
+
+        Raises: RequestError naming the field that is wrong.
+        """
+        return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
 
 
 class TokenizeRequest(WireModel):
@@ -148,6 +144,7 @@ class TokenizeRequest(WireModel):
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    tools: list[Tool] | None = None
     return_token_strs: bool = False
 
 
@@ -177,7 +174,7 @@ def parse(kind: type[Parsed], body: Mapping[str, Any]) -> Parsed:
         parsed = kind.model_validate(data)
     except ValidationError as error:
         fault = error.errors()[0]
-        where = ".".join(str(part) for part in fault["loc"])
+        where = ".".join(str(part) for part in fault["loc"])[:200]
         got = "" if fault["type"] == "missing" else f", got {_short(fault['input'])}"
         raise RequestError(f"{where}: {fault['msg']}{got}", param=str(fault["loc"][0])) from None
     if isinstance(parsed, GenerationRequest) and parsed.stream_options is not None and not parsed.stream:
@@ -187,12 +184,25 @@ def parse(kind: type[Parsed], body: Mapping[str, Any]) -> Parsed:
     return parsed
 
 
-def sampling_params(request: GenerationRequest, room: int) -> SamplingParams:
-    """The request's SamplingParams. room: tokens that still fit after the longest prompt.
+def sampling_params(
+    request: GenerationRequest,
+    room: int,
+    tools: ToolUse | None = None,
+    reasoning_end: str | None = None,
+    *,
+    reads_special_tokens: bool = False,
+) -> SamplingParams:
+    """The request's SamplingParams.
+
+    room: tokens that still fit after the longest prompt; tools: a chat's; reasoning_end: the tag before which no form
+    of the text is asked for, where the answer begins with reasoning; reads_special_tokens: the answer's parts are told
+    apart by tokens that texts otherwise leave out.
 
     Raises: RequestError naming the parameter at fault.
     """
     fields = dict(request.sampling)
+    if reads_special_tokens:
+        fields["skip_special_tokens"] = False
     if isinstance(request, ChatRequest):
         if request.max_completion_tokens not in (None, fields.get("max_tokens", request.max_completion_tokens)):
             raise RequestError(
@@ -202,9 +212,21 @@ def sampling_params(request: GenerationRequest, room: int) -> SamplingParams:
             fields["max_tokens"] = request.max_completion_tokens
         fields.setdefault("max_tokens", room)  # a chat answer may be as long as fits
         _settle_chat_logprobs(fields, request.top_logprobs)
+    elif isinstance(request, CompletionRequest) and request.echo:
+        _settle_echo(fields, is_alone=request.is_echo_alone)
     if "vllm_xargs" in fields:  # vLLM's name for it on the wire
         fields.setdefault("extra_args", fields.pop("vllm_xargs"))
     fields["structured_outputs"] = settle_formats(fields)
+    if tools is not None and tools.is_forced:
+        if fields["structured_outputs"] is not None:
+            raise RequestError(
+                "tool_choice makes the answer a call, and another field asks for another form; send one of them",
+                param="tool_choice",
+            )
+        fields["structured_outputs"] = tools.structured_outputs()
+    form = fields["structured_outputs"]
+    if reasoning_end is not None and form is not None and form.reasoning_end_str is None:
+        fields["structured_outputs"] = dataclasses.replace(form, reasoning_end_str=reasoning_end)
     if isinstance(fields.get("logit_bias"), Mapping):  # JSON's keys are texts
         fields["logit_bias"] = {_as_id(key): value for key, value in fields["logit_bias"].items()}
     fields.setdefault("max_tokens", min(DEFAULT_MAX_TOKENS, room))
@@ -215,6 +237,16 @@ def sampling_params(request: GenerationRequest, room: int) -> SamplingParams:
             param="max_tokens",
         )
     return params
+
+
+def _settle_echo(fields: dict[str, Any], *, is_alone: bool) -> None:
+    """The prompt's log-probabilities where the answer's are asked for; and one token of an answer, if none is shown."""
+    if fields.get("logprobs") is not None:
+        if fields.get("prompt_logprobs", fields["logprobs"]) != fields["logprobs"]:
+            raise RequestError("echo gives the prompt logprobs as many; leave prompt_logprobs out", param="echo")
+        fields["prompt_logprobs"] = fields["logprobs"]
+    if is_alone:
+        fields["max_tokens"] = 1
 
 
 def _settle_chat_logprobs(fields: dict[str, Any], top_logprobs: int | None) -> None:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from jaxspec.config.engine import EngineConfig, ServerConfig
+from jaxspec.config.engine import EngineConfig
+from jaxspec.config.server import ServerConfig
 from jaxspec.config.speculative import SpeculativeConfig
 from jaxspec.errors import ConfigError
 

@@ -5,18 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from jaxspec.config.engine import EngineConfig, ServerConfig
-from jaxspec.config.load import add_flags, gather, parse_flags, pick
+from jaxspec.config.engine import EngineConfig
+from jaxspec.config.load import add_flags, as_yaml, gather, parse_flags, pick
+from jaxspec.config.server import ServerConfig
 from jaxspec.errors import ConfigError
 
 KINDS = (EngineConfig, ServerConfig)
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
-def from_words(*words):
+def from_words(*words, environ=None):
     parser = argparse.ArgumentParser(allow_abbrev=False)
     add_flags(parser, KINDS)
-    data = gather(KINDS, parse_flags(parser, words))
+    data = gather(KINDS, parse_flags(parser, words), environ)
     return [pick(kind, data) for kind in KINDS]
 
 
@@ -31,6 +32,59 @@ def test_every_field_is_a_flag():
     flags = {flag for action in parser._actions for flag in action.option_strings}
     assert flags >= {f"--{name.replace('_', '-')}" for kind in KINDS for name in kind.model_fields}
     parser.format_help()  # a stray % in a description would raise
+
+
+def test_every_field_is_a_variable(tmp_path):
+    """Variables win over files, flags over variables."""
+    texts = {
+        "JAXSPEC_MODEL": "v", "JAXSPEC_MAX_MODEL_LEN": "128", "JAXSPEC_EXACT": "true", "JAXSPEC_PORT": "9000",
+        "JAXSPEC_SPECULATIVE_CONFIG": '{"method": "ngram", "num_speculative_tokens": 2}',
+        "JAXSPEC_ALLOWED_ORIGINS": "http://a.test, http://b.test", "JAXSPEC_API_KEY": '["x", "y,z"]',
+        "JAXSPEC_COMPILATION_CACHE_DIR": "null", "JAXSPEC_TEST_DEVICE": "1", "JAXSPEC_SERVICE_HOST": "10.0.0.1",
+        "OTHER": "x",
+    }  # fmt: skip
+    base = write(tmp_path / "a.yaml", "model: f\nseed: 4\nmax_model_len: 7\n")
+    engine, server = from_words("--config", base, "--model", "w", environ=texts)
+    assert (engine.model, engine.seed, engine.max_model_len, engine.exact) == ("w", 4, 128, True)
+    assert (engine.compilation_cache_dir, engine.speculative_config.num_speculative_tokens) == (None, 2)
+    assert (server.port, server.allowed_origins, server.api_key) == (
+        9000, ["http://a.test", "http://b.test"], ["x", "y,z"]
+    )  # fmt: skip
+    assert from_words("--model", "m", "--api-key", "x,y")[1].api_key == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "says"),
+    [
+        ("JAXSPEC_MAX_MODEL_LENS", "5", "did you mean JAXSPEC_MAX_MODEL_LEN"),
+        ("JAXSPEC_PORT", "tcp://10.0.0.1:8000", "JAXSPEC_PORT: "),
+        ("JAXSPEC_SPECULATIVE_CONFIG", "{method", "JAXSPEC_SPECULATIVE_CONFIG must be JSON"),
+        ("JAXSPEC_DTYPE", "int4", "JAXSPEC_DTYPE: "),
+    ],
+)
+def test_wrong_variables_are_errors(variable, text, says):
+    with pytest.raises(ConfigError) as caught:
+        from_words("--model", "m", environ={variable: text})
+    assert says in str(caught.value)
+
+
+def test_what_is_printed_says_the_same_again(tmp_path):
+    configs = from_words(
+        "--config", str(CONFIGS / "demo.yaml"), "--allowed-origins", "http://a.test", "--seed", "3",
+        "--api-key", "sesame",
+    )  # fmt: skip
+    text = as_yaml(configs)
+    assert "sesame" not in text
+    assert "# api_key is set" in text
+    again = from_words("--config", write(tmp_path / "again.yaml", text), "--api-key", "sesame")
+    assert again == configs
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_file_we_ship_is_right(path):
+    engine, _ = from_words("--model", "m", "--config", str(path))
+    assert path.read_text().startswith("# ")
+    assert engine.model
 
 
 def test_flags_become_typed_values():
@@ -114,6 +168,8 @@ def test_wrong_words_are_errors(words, says):
     ("text", "says"),
     [("model: [", "not YAML"), ("- a\n- b\n", "key: value"), ("modle: m\n", "did you mean 'model'"),
      ("1: 2\n", "key: value"),
+     ("model: m\nseed: 1\nseed: 2\n", "'seed' stands twice"), ("max-num-seqs: 1\nmax_num_seqs: 2\n", "stands twice"),
+     ("model: m\nspeculative_config: {method: ngram, method: suffix}\n", "'method' stands twice"),
      ("model: 3\n", "valid string"), ("model: m\nmax_num_seqs: '3'\n", "max_num_seqs")],
 )  # fmt: skip
 def test_bad_files_are_errors(tmp_path, text, says):

@@ -12,9 +12,9 @@ import tokenizers
 import uvicorn
 from tokenizers import Regex, decoders, models, pre_tokenizers
 
-from jaxspec.config.engine import ServerConfig
 from jaxspec.config.resolve import ResolvedConfig
-from jaxspec.engine.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from jaxspec.config.server import ServerConfig
+from jaxspec.engine.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, TokenPiece
 from jaxspec.errors import RequestError
 from jaxspec.metrics.acceptance import AcceptanceStats
 from jaxspec.metrics.prometheus import EngineMetrics
@@ -32,43 +32,57 @@ CHAT_TEMPLATE = (
 )
 
 
-def letter_tokenizer(letters: str = LETTERS) -> Tokenizer:
+def letter_tokenizer(letters: str = LETTERS, chat_template: str = CHAT_TEMPLATE) -> Tokenizer:
     """One token a letter, ids in the letters' order."""
     backend = tokenizers.Tokenizer(models.WordLevel({c: i for i, c in enumerate(letters)}, unk_token="?"))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")
     backend.decoder = decoders.Fuse()
-    return Tokenizer(backend, chat_template=CHAT_TEMPLATE)
+    return Tokenizer(backend, chat_template=chat_template)
 
 
 def ids(text: str) -> list[int]:
     return [LETTERS.index(letter) for letter in text]
 
 
-def logprob_of(letter: str, params) -> dict[int, Logprob]:
+def logprob_of(letter: str, num_top: int) -> dict[int, Logprob]:
     """The letter has -2 and rank 2; beside it stand the first letters, "a" as impossible."""
     entry = {LETTERS.index(letter): Logprob(-2.0, 2, letter)}
-    for place in range(params.logprobs or 0):
+    for place in range(num_top):
         if place != LETTERS.index(letter):
             entry[place] = Logprob(-1.0 - place if place else -float("inf"), place + 1, LETTERS[place])
     return entry
 
 
 class FakeEngine:
-    """Every answer is ANSWER, choice j's starting at its j-th letter, `block` letters a step.
+    """Every answer is `answer`, choice j's starting at its j-th letter, `block` letters a step.
 
-    running and aborted hold request ids. While `hold` is set, answers stop after their first step.
+    All but the last letter of a step were drafted and accepted. running and aborted hold request ids. While `hold` is
+    set, answers stop after their first step.
     """
 
-    def __init__(self, block: int = 3, max_model_len: int = LIMIT):
+    def __init__(
+        self,
+        block: int = 3,
+        max_model_len: int = LIMIT,
+        *,
+        answer: str = ANSWER,
+        letters: str = LETTERS,
+        chat_template: str = CHAT_TEMPLATE,
+    ):
+        self.answer, self.letters = answer, letters
+        self.step_seconds = 0.0
         self.is_ready = True
         self.is_healthy = True
         self.compiles_after_ready = 0
-        self.tokenizer = letter_tokenizer()
+        self.tokenizer = letter_tokenizer(letters, chat_template)
         # The routes read no other field.
-        self.config = ResolvedConfig.model_construct(served_model_name="fake", max_model_len=max_model_len)
+        self.config = ResolvedConfig.model_construct(
+            served_model_name="fake", max_model_len=max_model_len, speculative_config=None
+        )
         self.metrics = EngineMetrics("fake", NUM_SPEC_TOKENS)
         self.block = block
         self.hold = False
+        self.only_holds: str | None = None  # the one request that hold is for
         self.running: set[str] = set()
         self.aborted: list[str] = []
         self.prompts: list[list[int]] = []
@@ -76,9 +90,12 @@ class FakeEngine:
         self.fail_after_steps: int | None = None
         self.failure: Exception = RuntimeError("secret detail")
 
+    def ids(self, text: str) -> list[int]:
+        return [self.letters.index(letter) for letter in text]
+
     async def generate(self, prompt, params, request_id):
         prompt_ids = prompt["prompt_token_ids"]
-        if not all(0 <= token_id < len(LETTERS) for token_id in prompt_ids):
+        if not all(0 <= token_id < len(self.letters) for token_id in prompt_ids):
             raise RequestError("a prompt token is outside the vocabulary", param="prompt")
         self.prompts.append(prompt_ids)
         self.params.append(params)
@@ -86,9 +103,9 @@ class FakeEngine:
         finished = False
         stats = AcceptanceStats(NUM_SPEC_TOKENS)
         try:
-            answers = [(ANSWER[j:] + ANSWER[:j])[: params.max_tokens] for j in range(params.n)]
+            answers = [(self.answer[j:] + self.answer[:j])[: params.max_tokens] for j in range(params.n)]
             longest = max(map(len, answers))
-            reason = "length" if params.max_tokens < len(ANSWER) else "stop"
+            reason = "length" if params.max_tokens < len(self.answer) else "stop"
             for step, start in enumerate(range(0, longest, self.block)):
                 if step == self.fail_after_steps:
                     raise self.failure
@@ -102,11 +119,17 @@ class FakeEngine:
                     CompletionOutput(
                         index=j,
                         text=answer[:end],
-                        token_ids=ids(answer[:end]),
+                        token_ids=self.ids(answer[:end]),
                         finish_reason=reason if finished else None,
                         text_delta=answer[start:end],
-                        token_ids_delta=ids(answer[start:end]),
-                        logprobs=None if params.logprobs is None else [logprob_of(c, params) for c in answer[:end]],
+                        token_ids_delta=self.ids(answer[start:end]),
+                        pieces_delta=[
+                            TokenPiece(self.letters.index(letter), letter, "accepted" if place < end - 1 else "bonus")
+                            for place, letter in enumerate(answer[start:end], start)
+                        ],
+                        logprobs=None
+                        if params.logprobs is None
+                        else [logprob_of(c, params.logprobs) for c in answer[:end]],
                     )
                     for j, answer in enumerate(answers)
                 ]
@@ -121,10 +144,10 @@ class FakeEngine:
                     RequestMetrics(0.0, None, None, stats.as_dict()),
                     None
                     if params.prompt_logprobs is None
-                    else [None, *(logprob_of(LETTERS[i], params) for i in prompt_ids[1:])],
+                    else [None, *(logprob_of(LETTERS[i], params.prompt_logprobs) for i in prompt_ids[1:])],
                 )
                 await asyncio.sleep(0)
-                while self.hold:
+                while self.hold and self.only_holds in (None, request_id):
                     await asyncio.sleep(0.005)
         finally:
             if not finished:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from jaxspec.config.engine import ServerConfig
+from jaxspec.config.server import ServerConfig
 from tests.serve.fake import ANSWER, LETTERS, LIMIT, FakeEngine, ids, serving
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -72,12 +72,12 @@ def test_a_chat(client, engine):
 
 @pytest.mark.parametrize("block", range(1, 10))
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
-def test_a_stream_joins_to_the_whole_whatever_the_block(path, block):
+def test_a_stream_joins_to_the_whole_whatever_the_block(client, engine, path, block):
     asked = HELLO if path == CHAT else {"prompt": "hello"}
     asked = asked | {"max_tokens": 20, "n": 2}
-    with serving(FakeEngine(block)) as client:
-        whole = client.post(path, asked).json
-        chunks = client.stream(path, asked | {"stream_options": {"include_usage": True}})
+    engine.block = block
+    whole = client.post(path, asked).json
+    chunks = client.stream(path, asked | {"stream_options": {"include_usage": True}})
     assert len({chunk["id"] for chunk in chunks}) == 1
     *parts, last = chunks
     assert last["choices"] == []
@@ -187,7 +187,11 @@ P, M = {"prompt": "hi"}, HELLO
         (COMPLETIONS, P | {"logprobs": -2}, "logprobs"),
         (COMPLETIONS, P | {"logprobs": True}, "logprobs"),
         (COMPLETIONS, P | {"prompt_logprobs": "all"}, "prompt_logprobs"),
-        (COMPLETIONS, P | {"echo": True}, "echo"),
+        (COMPLETIONS, P | {"echo": 1}, "echo"),
+        (COMPLETIONS, {"prompt": [-1], "echo": True}, "prompt"),
+        (COMPLETIONS, {"prompt": [10**30], "echo": True}, "prompt"),
+        (COMPLETIONS, P | {"echo": True, "logprobs": 1, "prompt_logprobs": 2}, "echo"),
+        (COMPLETIONS, P | {"echo": True, "max_tokens": False}, "max_tokens"),
         (COMPLETIONS, P | {"best_of": 4}, "best_of"),
         (COMPLETIONS, P | {"suffix": "x"}, "suffix"),
         (COMPLETIONS, P | {"presence_penalty": 2.5}, "presence_penalty"),
@@ -224,6 +228,7 @@ P, M = {"prompt": "hi"}, HELLO
         (CHAT, M | {"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
         (CHAT, M | {"tools": [{"type": "function"}]}, "tools"),
         (CHAT, M | {"tool_choice": "auto"}, "tool_choice"),
+        (CHAT, M | {"echo": True}, "echo"),
         (CHAT, M | {"response_format": {"type": "json_schema"}}, "response_format"),
         (CHAT, M | {"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
         (CHAT, M | {"max_completion_tokens": "4"}, "max_completion_tokens"),

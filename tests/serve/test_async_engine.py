@@ -22,8 +22,8 @@ class HeldCore:
         self.is_stepping, self.may_go_on = threading.Event(), threading.Event()
         self.error = None
 
-    def add_request(self, request_id, prompt, params):
-        del request_id, prompt, params
+    def add_request(self, *request):
+        del request
         self.has_work = True
 
     def abort(self, request_id):

@@ -1,6 +1,8 @@
 """Host. The routes over the real engine with a tiny model: streams, usage, leavers, metrics, no late compile."""
 
+import itertools
 import json
+import random
 import shutil
 import socket
 import time
@@ -199,6 +201,76 @@ def test_a_scrape_agrees_with_the_responses_and_never_falls(client):
     }
     assert {key: after[name] - before[name] for key, name in names.items()} == totals
     assert totals["num_draft_tokens"] > 0
+
+
+def test_a_prompt_is_scored_as_lm_eval_asks(client):
+    """Its context's and continuation's log-probabilities: of one text in two cuts, the same."""
+    asked = {"prompt": "abcab", "echo": True, "logprobs": 1, "temperature": 0, "seed": 1}
+    scored = client.post(COMPLETIONS, asked | {"max_tokens": 0}).json["choices"][0]
+    with_answer = client.post(COMPLETIONS, asked | {"max_tokens": 1}).json["choices"][0]
+    assert scored["text"] == "abcab"
+    assert with_answer["text"].startswith("abcab")
+    first, *rest = scored["logprobs"]["token_logprobs"]
+    assert first is None
+    assert all(logprob < 0 for logprob in rest)
+    assert with_answer["logprobs"]["token_logprobs"][:5] == scored["logprobs"]["token_logprobs"]
+    # What the model itself says next is its likeliest, and an echo of it says so too.
+    continued = client.post(COMPLETIONS, asked | {"prompt": with_answer["text"], "max_tokens": 0}).json["choices"][0]
+    chosen, likeliest = continued["logprobs"]["token_logprobs"][5], continued["logprobs"]["top_logprobs"][5]
+    assert chosen == max(likeliest.values())
+    assert chosen == pytest.approx(with_answer["logprobs"]["token_logprobs"][5], abs=1e-4)
+
+
+def test_token_origins_add_up_to_the_figures(client):
+    body = client.post(COMPLETIONS, greedy("abababab", max_tokens=40, return_token_origins=True)).json
+    (choice,), figures = body["choices"], body["metrics"]["speculative_decoding"]
+    counts = {origin: [t["origin"] for t in choice["tokens"]].count(origin) for origin in ("accepted", "plain")}
+    assert "".join(token["text"] for token in choice["tokens"]) == choice["text"]
+    assert len(choice["tokens"]) == 40
+    assert counts["accepted"] > 0
+    cut = sum(i * n for i, n in enumerate(figures["acceptance_histogram"])) - counts["accepted"]
+    assert 0 <= cut <= NUM_SPEC_TOKENS, "only what the last round kept beyond the limit has no token"
+    plain = greedy("abababab", max_tokens=40, return_token_origins=True, speculative={"enabled": False})
+    unspeculated = client.post(COMPLETIONS, plain).json["choices"][0]
+    assert {token["origin"] for token in unspeculated["tokens"]} == {"plain"}
+    assert unspeculated["text"] == choice["text"]
+    report = client.get("/v1/speculation").json
+    assert (report["enabled"], report["config"]["method"]) == (True, "ngram")
+    assert 0 < report["acceptance"]["acceptance_per_position"][0] <= 1
+
+
+def test_many_streams_that_leave_at_random_give_everything_back(client):
+    """Rows and pages return, counters never fall, and who stays is answered whole."""
+    random_ = random.Random(3)
+    alone = client.post(COMPLETIONS, greedy(max_tokens=40)).json["choices"][0]["text"]
+    leaving = [random_.choice([None, 0, 1, 400, 2000]) for _ in range(24)]
+
+    def one(bytes_read):
+        if bytes_read is None:
+            return client.post(COMPLETIONS, greedy(max_tokens=40)).json["choices"][0]["text"]
+        raw = json.dumps(greedy("ab", max_tokens=100, stream=True, n=random_.choice([1, 3]))).encode()
+        with socket.create_connection(("127.0.0.1", client.port), timeout=30) as connection:
+            head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(raw)}\r\n\r\n"
+            connection.sendall(head.encode() + raw)
+            while bytes_read > 0:
+                bytes_read -= len(connection.recv(bytes_read))
+        return None
+
+    seen = [scrape(client)]
+    with ThreadPoolExecutor(8) as pool:
+        answers = pool.map(one, leaving)
+        for _ in range(5):
+            seen.append(scrape(client))
+            time.sleep(0.02)
+        assert {answer for answer in answers if answer is not None} == {alone}
+    deadline = time.monotonic() + 20
+    while (now := scrape(client))["vllm:num_requests_running"] or now["vllm:num_requests_waiting"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert now["vllm:kv_cache_usage_perc"] == 0
+    for before, after in itertools.pairwise([*seen, now]):
+        assert all(after[name] >= value for name, value in before.items() if name.endswith(("_total", "_count")))
+    assert now["vllm:spec_decode_num_accepted_tokens_total"] <= now["vllm:spec_decode_num_draft_tokens_total"]
 
 
 def test_nothing_was_compiled_after_ready(client):
