@@ -68,7 +68,40 @@ class Int8Pool:
         return self.values_PGSH.shape
 
 
+@struct.dataclass
+class ChainPool:
+    """What passes that are differentiated keep in place of pages: each token's entries, as they are.
+
+    A row holds T chains side by side. A chain's first token is the row's at its own place; a later pass has one more
+    token of every chain (training-time test), and sees what `jaxspec.models.chains` says.
+    """
+
+    past: tuple[jax.Array, ...]  # f32[L, B, T, heads, H] of each pass that is over
+    now_LBTGH: jax.Array | None  # f32, of the pass that runs; None where no later pass will read it
+    num_layers: int = struct.field(pytree_node=False)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As of a pool that has a page a layer, so that a layer's first page is its number."""
+        return self.num_layers, 0, 0, 0
+
+
+@struct.dataclass
+class BlockPool:
+    """What passes over blocks of guesses see when they are differentiated: of a row's tokens those before the block,
+    and all of the block. Row r of such a pass is the block r % (rows / B) of the text r // (rows / B)."""
+
+    context_LBTGH: jax.Array  # f32, entries of B texts' tokens at positions 0..T-1
+    num_layers: int = struct.field(pytree_node=False)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As of a `ChainPool`."""
+        return self.num_layers, 0, 0, 0
+
+
 Pool = jax.Array | Int8Pool  # pages of one cache, [P, heads, S, H]
+OpenPool = ChainPool | BlockPool  # in its place where gradients are to flow through attention
 
 
 @struct.dataclass

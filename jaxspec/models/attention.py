@@ -6,37 +6,28 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 
 from jaxspec.cache.pages import write_entries
 from jaxspec.config.model import ModelConfig
-from jaxspec.models.base import Tokens
+from jaxspec.models.base import Place as Place
+from jaxspec.models.chains import attend_block, attend_chains
 from jaxspec.models.layers import NORM_DTYPE, linear, rms_norm
-from jaxspec.models.rope import Rotation, apply_rope
+from jaxspec.models.rope import apply_rope
 from jaxspec.pallas_kernels.paged_attention import paged_attention
-from jaxspec.types import ArraySpec, Int8Pool, Pool
-
-
-@struct.dataclass
-class Place:
-    """Where one layer finds the tokens of a pass."""
-
-    tokens: Tokens
-    page_offset: jax.Array  # i32[]: the layer's first page in the pool
-    rotation: Rotation | None = None  # None: the layer turns nothing
+from jaxspec.types import ArraySpec, BlockPool, ChainPool, Int8Pool, OpenPool, Pool
 
 
 def attend(
     q_BTQH: jax.Array,
     entries_BTGH: jax.Array,
-    pool: Pool,
+    pool: Pool | OpenPool,
     place: Place,
     *,
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
     value_size: int | None = None,
-) -> tuple[jax.Array, Pool]:
+) -> tuple[jax.Array, Any]:
     """Write the tokens' cache entries into their slots, then let every query see its row's.
 
     Args:
@@ -48,8 +39,16 @@ def attend(
         scale, window, softcap, value_size: as `paged_attention` takes them.
 
     Returns:
-        f32[B, T, Q, H or value_size], and the pool.
+        f32[B, T, Q, H or value_size], and the pool, of the kind that it was.
     """
+    if isinstance(pool, ChainPool):
+        return attend_chains(
+            q_BTQH, entries_BTGH, pool, place, scale=scale, window=window, softcap=softcap, value_size=value_size
+        )
+    if isinstance(pool, BlockPool):
+        return attend_block(
+            q_BTQH, entries_BTGH, pool, place, scale=scale, window=window, softcap=softcap, value_size=value_size
+        )
     B, T, entries, H = entries_BTGH.shape
     tokens = place.tokens
     slot_offset = place.page_offset * pool.shape[2]
