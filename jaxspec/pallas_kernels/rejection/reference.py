@@ -253,7 +253,7 @@ def reject(
         return jnp.where(is_whole_B[b][:, None], x, residual)
 
     log_scale_B = jnp.zeros((num_requests,), jnp.float32)
-    if draft_logits_NV is not None and cut_N is not None:
+    if can_draw and draft_logits_NV is not None and cut_N is not None:
         log_joint_B = jnp.where(rule_B == BLOCK, log_joint_N[cut_N], jnp.float32(0))
         log_scale_B = jnp.where(is_whole_B, jnp.float32(0), log_joint_B - seen.log_norm_R[cut_rows_B])
 
