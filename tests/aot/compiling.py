@@ -84,15 +84,29 @@ def programs(target: str, platform: str) -> Iterator[Program]:
 def _measured(platform: str) -> Iterator[Program]:
     """B=64, K=5, V=128256: without filters, with them, with penalties, and with all of it and a drafter's logits."""
     off = {"top_k_R": 0, "top_p_R": 1.0, "min_p_R": 0.0}
-    for implementation, kinds in (("pallas", MEASURED), ("reference", ["top_p"])):
+    for implementation, kinds in (("pallas", MEASURED), ("reference", ["top_p"]), ("straightforward", ["top_p"])):
         for kind in kinds:
             spec, rules = MEASURED[kind]
             arguments = SPECS[spec].arguments()
             run = _by_name(functools.partial(reject, rules=rules, implementation=implementation, platform=platform))
+            if implementation == "straightforward":
+                run = _straightforward
             if kind == "plain":  # constants, so that no filter is in the program at all
                 shapes = {name: arguments.pop(name) for name in off}
                 run = functools.partial(_with_constants, run, shapes, off)
             yield Program(f"memory[{kind}, {implementation}]", run, (arguments,), is_measured=True)
+
+
+def _straightforward(arguments: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
+    """What the standard rule needs of every position, as one would write it down: probabilities after a sort."""
+    x_RV = arguments["logits_RV"] / arguments["temperature_R"][:, None]
+    prob_RV = jax.nn.softmax(x_RV, axis=-1)
+    sorted_RV = -jnp.sort(-prob_RV, axis=-1)
+    is_before_RV = jnp.cumsum(sorted_RV, axis=-1) - sorted_RV < arguments["top_p_R"][:, None]
+    least_R = jnp.min(jnp.where(is_before_RV, sorted_RV, jnp.float32(1)), axis=-1)
+    prob_RV = jnp.where(prob_RV >= least_R[:, None], prob_RV, jnp.float32(0))
+    drafted_N = prob_RV[arguments["target_rows_N"], arguments["draft_token_ids_N"]]
+    return drafted_N, jax.random.categorical(jax.random.key(0), jnp.log(prob_RV), axis=-1)
 
 
 def _with_constants(run, shapes: dict[str, Any], values: dict[str, float], given: dict[str, Any]):

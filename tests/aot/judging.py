@@ -47,4 +47,4 @@ def check_memory(found: dict[str, dict]) -> None:
     temp_bytes = {kind: found[f"memory[{kind}, pallas]"]["temp_bytes"] for kind in MEASURED}
     assert {kind: size for kind, size in temp_bytes.items() if size >= quarter} == {}
     # The measure itself: the straightforward version does hold such arrays.
-    assert found["memory[top_p, reference]"]["temp_bytes"] >= 4 * quarter
+    assert found["memory[top_p, straightforward]"]["temp_bytes"] >= 4 * quarter

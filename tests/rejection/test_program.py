@@ -57,5 +57,5 @@ def test_the_logits_are_read_in_place(rule, has_draft_logits, has_counts):
     if has_counts:  # the way of batches that edit logits: penalised logits are arrays of their own
         return
     # Outside the conditionals nothing of that size comes to be: greedy rows pay for no softmax, noise or filter.
-    passive = {"parameter", "bitcast", "tuple", "get-tuple-element", "conditional"}
+    passive = {"parameter", "bitcast", "tuple", "get-tuple-element", "conditional", "while"}
     assert [one for one in found if one[0] == "ENTRY" and one[1] not in passive and one[2] >= V] == []

@@ -172,6 +172,18 @@ def test_an_empty_residual_gives_a_token_of_the_target():
     assert set(verdict.token_ids_BJ[:, 0].tolist()) == {4, 7}
 
 
+@pytest.mark.parametrize("rule", ["standard", "block"])
+@pytest.mark.parametrize("filters", [{"top_p": 0.5}, {"top_k": 1}], ids=str)
+def test_a_filter_that_leaves_the_draft_alone_accepts_it(rule, filters):
+    """The draft's probability is 1, however its logit is divided by the temperature (a compiler has two ways)."""
+    logits = np.random.default_rng(3).normal(size=(B, K + 1, 300)).astype(np.float32)
+    best = logits.argmax(axis=-1)
+    np.put_along_axis(logits, best[..., None], 30 + np.random.default_rng(4).random((B, K + 1, 1)), axis=-1)
+    table = table_of([{"temperature": 0.9, **filters}] * B)
+    verdict = verified(jnp.asarray(logits), drafts_of(best[:, :K].tolist()), table, jnp.full(B, 9, jnp.int32), rule)
+    assert verdict.token_ids_BJ.tolist() == best.tolist()
+
+
 def test_equal_distributions_accept_every_draft():
     """p / q = 1 is at least any u, for any rounding of log p and log q, with u as near to 1 as it comes."""
     rng = np.random.default_rng(0)

@@ -9,11 +9,15 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, Int32, UInt32
 
 from jaxspec.keys import gumbel
+from jaxspec.pallas_kernels.rejection.candidates import Candidates
 
 _BLOCK = 128
+# No noise of `keys.gumbel` is larger: -log(-log u) for the largest u there is, 1 - 2^-24, and some for its rounding.
+LARGEST_NOISE = 16.64
 
 
 def row_argmax(logits_RV: Float[Array, "R V"]) -> Int32[Array, " R"]:
@@ -40,6 +44,62 @@ def row_gumbel_argmax(
         return x + (noise if is_noised_R is None else jnp.where(is_noised_R[:, None], noise, jnp.float32(0)))
 
     return _block_argmax(scores, logits_RV.shape[-1])
+
+
+def gumbel_argmax_among(
+    x_RC: Float[Array, "R C"],
+    found: Candidates,
+    key_R2: UInt32[Array, "R 2"],
+    bound_R: Float[Array, " R"],
+    is_noised_R: jax.Array | None = None,
+) -> tuple[Int32[Array, " R"], jax.Array]:
+    """`row_gumbel_argmax` of rows of which only some entries are known, and bool[R], whether it is sure to be that.
+
+    Args:
+        x_RC: the entries at found's ids; not NaN.
+        bound_R: no entry elsewhere is above it. Rows without noise must have their largest entry among the candidates.
+    """
+    noise_RC = gumbel(key_R2, found.ids_RC)
+    score_RC = x_RC + (noise_RC if is_noised_R is None else jnp.where(is_noised_R[:, None], noise_RC, jnp.float32(0)))
+    best_R = score_RC.max(axis=-1)
+    # Rounding keeps the order of sums, so no score elsewhere is above this one.
+    is_sure_R = (bound_R == -jnp.inf) | (best_R > bound_R + LARGEST_NOISE)
+    if is_noised_R is not None:
+        is_sure_R = is_sure_R | ~is_noised_R
+    return argmax_among(score_RC, found), is_sure_R
+
+
+def finish_rows(
+    among_R: Int32[Array, " R"], is_sure_R: jax.Array, draw: Callable[[jax.Array], jax.Array]
+) -> Int32[Array, " R"]:
+    """What was found among candidates where that is sure; elsewhere draw(row), which looks at all of the row."""
+
+    def finish(row: jax.Array, id_R: jax.Array) -> jax.Array:
+        return lax.cond(is_sure_R[row], lambda id_R: id_R, lambda id_R: id_R.at[row].set(draw(row)), id_R)
+
+    loop = lambda: lax.fori_loop(0, among_R.shape[0], finish, among_R)  # noqa: E731
+    return lax.cond(jnp.all(is_sure_R), lambda: among_R, loop)
+
+
+def gumbel_argmax(
+    logits_V: Float[Array, " V"], key_2: UInt32[Array, " 2"], is_noised: jax.Array | bool = True
+) -> Int32[Array, ""]:
+    """`row_gumbel_argmax` of one row, which is smaller code, and whose cores share the row."""
+    # In rows of lanes: what XLA's CPU backend shares among cores is an array's first axis, and what it adds up or
+    # compares lane by lane it vectorises. The barrier keeps the noise out of that.
+    ids = jnp.arange(-(-logits_V.shape[0] // _BLOCK) * _BLOCK, dtype=jnp.int32).reshape(-1, _BLOCK)
+    x = jnp.pad(_without_nan(logits_V), (0, ids.size - logits_V.shape[0]), constant_values=-jnp.inf).reshape(ids.shape)
+    score = lax.optimization_barrier(x + jnp.where(is_noised, gumbel(key_2[None], ids), jnp.float32(0)))
+    best = score.max()
+    return jnp.where(best > -jnp.inf, jnp.min(jnp.where(score == best, ids, jnp.iinfo(jnp.int32).max)), 0)
+
+
+def argmax_among(score_RC: Float[Array, "R C"], found: Candidates) -> Int32[Array, " R"]:
+    """The smallest id with the largest score, 0 where all are -inf; not NaN."""
+    best_R = score_RC.max(axis=-1)
+    is_best_RC = score_RC == best_R[:, None]
+    id_R = jnp.min(jnp.where(is_best_RC, found.ids_RC, jnp.iinfo(jnp.int32).max), axis=-1)
+    return jnp.where(best_R > -jnp.inf, id_R, 0)
 
 
 def _columns(logits_RV: jax.Array, ids_RC: jax.Array | None) -> jax.Array:

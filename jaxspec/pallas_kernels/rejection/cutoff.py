@@ -17,10 +17,14 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int32
 
+from jaxspec.pallas_kernels.rejection.candidates import Candidates, candidates
+
 _Weigh = Callable[[jax.Array, slice | jax.Array], jax.Array]  # entries and the rows they are of -> their weights
 
-_BLOCK = 64
-_NUM_BLOCKS = 64  # a row's candidates: the blocks with the largest maxima. Covers any top-k up to this number
+# NOTE: of a row's cutoff, relative to its largest entry: four units in the last place. XLA's CPU backend divides a
+# whole row by multiplying with 1 / temperature, and a lone entry by dividing; a cutoff found in the one would remove
+# the entry that it is, seen in the other.
+_SLACK = 2.0**-21
 
 
 class RowFilters(NamedTuple):
@@ -72,83 +76,80 @@ def row_cutoffs(
         top_k_R: <= 0 = off; top_p_R: >= 1 = off; min_p_R: <= 0 = off.
     Returns: f32, never above the row's largest entry; -inf where no filter is on.
     """
-    vocab_size = logits_RV.shape[-1]
-    has_k_R = (top_k_R > 0) & (top_k_R < vocab_size)
-    has_p_R = top_p_R < 1
+
+    def search() -> jax.Array:
+        # One array for all that looks at it: see `_SLACK`.
+        x_RV = lax.optimization_barrier(scaled_logits(logits_RV, temperature_R))
+        return cutoffs_among(x_RV, candidates(x_RV), top_k_R, top_p_R, min_p_R)
+
     off_R = jnp.full(temperature_R.shape, -jnp.inf, jnp.float32)
-
-    def by_min_p() -> jax.Array:
-        peak_R = scaled_logits(logits_RV, temperature_R).max(axis=-1)
-        return jnp.where(min_p_R > 0, jnp.minimum(peak_R + jnp.log(min_p_R), peak_R), -jnp.inf)
-
-    def by_rank(cutoff_R: jax.Array) -> jax.Array:
-        return _rank_cutoffs(scaled_logits(logits_RV, temperature_R), cutoff_R, has_k_R, top_k_R, has_p_R, top_p_R)
-
-    cutoff_R = lax.cond(jnp.any(min_p_R > 0), by_min_p, lambda: off_R)
-    return lax.cond(jnp.any(has_k_R | has_p_R), by_rank, lambda cutoff_R: cutoff_R, cutoff_R)
+    return lax.cond(jnp.any(is_filtered(top_k_R, top_p_R, min_p_R)), search, lambda: off_R)
 
 
-def _rank_cutoffs(x_RV, cutoff_R, has_k_R, top_k_R, has_p_R, top_p_R) -> jax.Array:
-    """top-k, then top-p, over the entries at or above cutoff_R."""
-    peak_R = x_RV.max(axis=-1)
-    candidates_RC, floor_R = _candidates(x_RV)
+def is_filtered(top_k_R: jax.Array, top_p_R: jax.Array, min_p_R: jax.Array) -> jax.Array:
+    """bool, whether a row has a filter at all."""
+    return (top_k_R > 0) | (top_p_R < 1) | (min_p_R > 0)
 
-    def search(weigh: _Weigh, limit_R: jax.Array, is_on_R: jax.Array) -> jax.Array:
-        low_R, high_R = _ordered(floor_R), _ordered(peak_R)
-        start_R = jnp.where(is_on_R, low_R - 1, high_R)
-        found_R = _bisect(candidates_RC, weigh(candidates_RC, slice(None)), limit_R, start_R, high_R)
 
-        def whole_row(row: jax.Array, found_R: jax.Array) -> jax.Array:
+def cutoffs_among(
+    x_RV: Float[Array, "R V"],
+    found: Candidates,
+    top_k_R: Int32[Array, " R"],
+    top_p_R: Float[Array, " R"],
+    min_p_R: Float[Array, " R"],
+) -> Float[Array, " R"]:
+    """`row_cutoffs` of logits that are scaled, and whose candidates are known."""
+    has_k_R = (top_k_R > 0) & (top_k_R < x_RV.shape[-1])
+    has_p_R = top_p_R < 1
+    peak_R = found.x_RC.max(axis=-1)
+    off_R = jnp.full_like(peak_R, -jnp.inf)
+
+    def search(weigh: _Weigh, limit_R: jax.Array, is_on_R: jax.Array, least_R: jax.Array) -> jax.Array:
+        """least_R: the cutoff lies above it."""
+        lowest, low_R, high_R = _ordered(jnp.float32(-jnp.inf)), _ordered(found.floor_R), _ordered(peak_R)
+        start_R = jnp.where(is_on_R, jnp.maximum(low_R - 1, lowest), high_R)
+        key_R = _bisect(found.x_RC, weigh(found.x_RC, slice(None)), limit_R, start_R, high_R)
+
+        def whole_row(row: jax.Array, key_R: jax.Array) -> jax.Array:
             rows = row[None]
-            lowest = jnp.full((1,), jnp.iinfo(jnp.int32).min, jnp.int32)
             x_1V = x_RV[rows]
-            return found_R.at[rows].set(_bisect(x_1V, weigh(x_1V, rows), limit_R[rows], lowest, found_R[rows]))
+            least_1 = jnp.minimum(_ordered(least_R[rows]), key_R[rows])
+            return key_R.at[rows].set(_bisect(x_1V, weigh(x_1V, rows), limit_R[rows], least_1, key_R[rows]))
 
-        def open_row(row: jax.Array, found_R: jax.Array) -> jax.Array:
-            return lax.cond(found_R[row] < low_R[row], whole_row, lambda _, found_R: found_R, row, found_R)
+        def open_row(row: jax.Array, key_R: jax.Array) -> jax.Array:
+            return lax.cond(key_R[row] < low_R[row], whole_row, lambda _, key_R: key_R, row, key_R)
 
         def open_rows() -> jax.Array:
-            return lax.fori_loop(0, found_R.shape[0], open_row, found_R)
+            return lax.fori_loop(0, key_R.shape[0], open_row, key_R)
 
-        found_R = lax.cond(jnp.any(found_R < low_R), open_rows, lambda: found_R)
-        return jnp.where(is_on_R, _unordered(found_R), -jnp.inf)
+        key_R = lax.cond(jnp.any(key_R < low_R), open_rows, lambda: key_R)
+        return jnp.where(is_on_R, _unordered(key_R), -jnp.inf)
 
     def top_k() -> jax.Array:
-        return search(lambda x, rows: jnp.ones_like(x), top_k_R.astype(jnp.float32), has_k_R)
+        return search(lambda x, rows: jnp.ones_like(x), top_k_R.astype(jnp.float32), has_k_R, off_R)
 
     def top_p(cutoff_R: jax.Array) -> jax.Array:
         def mass(x: jax.Array, rows: slice | jax.Array) -> jax.Array:
             return jnp.where(x >= cutoff_R[rows, None], jnp.exp(x - peak_R[rows, None]), jnp.float32(0))
 
-        return search(mass, top_p_R * mass(x_RV, slice(None)).sum(axis=-1), has_p_R)
+        mass_R = mass(x_RV, slice(None)).sum(axis=-1)
+        # What is removed weighs no less than (1 - p) of it, and is no more than V entries; half, for rounding.
+        least_R = peak_R + jnp.log((1 - top_p_R) * mass_R / (2 * x_RV.shape[-1]))
+        return search(mass, top_p_R * mass_R, has_p_R, jnp.where(has_p_R, least_R, off_R))
 
-    off_R = jnp.full_like(cutoff_R, -jnp.inf)
+    cutoff_R = jnp.where(min_p_R > 0, jnp.minimum(peak_R + jnp.log(min_p_R), peak_R), off_R)
     cutoff_R = jnp.maximum(cutoff_R, lax.cond(jnp.any(has_k_R), top_k, lambda: off_R))
-    return jnp.maximum(cutoff_R, lax.cond(jnp.any(has_p_R), lambda: top_p(cutoff_R), lambda: off_R))
-
-
-def _candidates(x_RV: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The entries of the blocks with the largest maxima, and a floor: every entry above it is among them."""
-    num_rows, vocab_size = x_RV.shape
-    num_blocks = -(-vocab_size // _BLOCK)
-    if num_blocks <= _NUM_BLOCKS:
-        return x_RV, jnp.full((num_rows,), -jnp.inf, jnp.float32)
-    padding = num_blocks * _BLOCK - vocab_size
-    blocks = jnp.pad(x_RV, ((0, 0), (0, padding)), constant_values=-jnp.inf).reshape(num_rows, num_blocks, _BLOCK)
-    largest, block_ids = lax.top_k(blocks.max(axis=-1), _NUM_BLOCKS)
-    candidates = jnp.take_along_axis(blocks, block_ids[:, :, None], axis=1)
-    # NOTE: not largest[:, -1]: XLA's CPU backend would then sort all blocks in place of taking the top ones.
-    return candidates.reshape(num_rows, _NUM_BLOCKS * _BLOCK), largest.min(axis=-1)
+    cutoff_R = jnp.maximum(cutoff_R, lax.cond(jnp.any(has_p_R), lambda: top_p(cutoff_R), lambda: off_R))
+    return jnp.where(cutoff_R > -jnp.inf, cutoff_R - jnp.maximum(jnp.abs(peak_R), jnp.abs(cutoff_R)) * _SLACK, -jnp.inf)
 
 
 def _bisect(x_RC, weight_RC, limit_R: jax.Array, low_R: jax.Array, high_R: jax.Array) -> jax.Array:
     """The smallest key in low..high (high, if none) such that the entries above it weigh less than the limit."""
-    keys_RC = _ordered(x_RC)
 
     def halve(state):
         low_R, high_R = state
         middle_R = (low_R & high_R) + ((low_R ^ high_R) >> 1)  # the floor of their mean, without overflow
-        weight_R = jnp.sum(jnp.where(keys_RC > middle_R[:, None], weight_RC, jnp.float32(0)), axis=-1)
+        weight_R = jnp.sum(jnp.where(x_RC > _unordered(middle_R)[:, None], weight_RC, jnp.float32(0)), axis=-1)
         is_enough_R = weight_R < limit_R
         return jnp.where(is_enough_R, low_R, middle_R + 1), jnp.where(is_enough_R, middle_R, high_R)
 
