@@ -17,6 +17,10 @@ class CapacityError(JaxspecError):
     """A request or plan that needs more rows, pages or memory than there are."""
 
 
+class QueueFullError(CapacityError):
+    """Too many requests wait; the same request may be taken later."""
+
+
 class EngineDeadError(JaxspecError):
     """The engine's thread has ended, or has not begun; nothing is answered."""
 

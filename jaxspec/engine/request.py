@@ -29,6 +29,7 @@ class Sequence:
     stats: AcceptanceStats
     host_edits: HostEdits = field(default_factory=HostEdits)
     logprobs: list[TokenLogprobs] | None = None  # one a token of the answer, where asked for
+    was_prefilled: bool = False  # once; a sequence that lost its pages is prefilled again
     text_delta: str = ""
     token_ids_delta: list[int] = field(default_factory=list)
 
@@ -74,6 +75,8 @@ class Request:
     first_token_time: float | None = None
     finished_time: float | None = None
     error: Exception | None = None  # what ended it, if its own code failed
+    priority: int = 0
+    cache_salt: str | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -109,6 +112,7 @@ class Request:
             self.is_finished,
             metrics,
             self.prompt_logprobs,
+            self.sequences[0].state.num_cached_tokens,
         )
 
 

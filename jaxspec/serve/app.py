@@ -127,7 +127,9 @@ class Server:
         is_chat = isinstance(wanted, ChatRequest)
         lens = tuple(map(len, prompts))
         envelope = Envelope.new(self.engine.config.served_model_name, is_chat, params.n, lens, params.logprobs)
-        outputs = run_prompts(self.engine, prompts, params, envelope.id)
+        outputs = run_prompts(
+            self.engine, prompts, params, envelope.id, priority=wanted.priority, cache_salt=wanted.cache_salt
+        )
         if not wanted.stream:
             async with aclosing(outputs):
                 return JsonResponse(await unless_disconnected(request, whole(envelope, outputs)))

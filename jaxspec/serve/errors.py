@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxspec.errors import CapacityError, EngineDeadError, RequestError
+from jaxspec.errors import CapacityError, EngineDeadError, QueueFullError, RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +37,8 @@ def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
         status, message, param, code = error.status, str(error), error.param, error.code
     elif isinstance(error, RequestError):
         status, message, param = 400, str(error), error.param
+    elif isinstance(error, QueueFullError):
+        status, message = 429, str(error)
     elif isinstance(error, CapacityError):
         status, message = 400, str(error)
     elif isinstance(error, EngineDeadError):
@@ -46,6 +48,8 @@ def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
     else:
         logger.error("request failed", exc_info=error)
     kind = "invalid_request_error" if status < 500 else "server_error"
+    if status == 429:
+        kind = "rate_limit_error"
     return status, {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 

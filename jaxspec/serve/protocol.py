@@ -23,7 +23,6 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
-    "priority": (0,),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
 }
@@ -92,6 +91,8 @@ class GenerationRequest(WireModel):
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = None  # a label for the caller's own books
+    priority: int = 0  # lower first, of an engine that schedules by priority
+    cache_salt: str | None = None  # what the cache holds of the prompt is for requests of the same salt alone
     sampling: dict[str, Any] = Field(default_factory=dict)
 
     @property

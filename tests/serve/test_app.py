@@ -48,7 +48,9 @@ def test_a_completion(client, engine):
     assert body["choices"] == [
         {"index": 0, "text": ANSWER[:9], "logprobs": None, "finish_reason": "length", "stop_reason": None}
     ]
-    assert body["usage"] == {"prompt_tokens": 5, "completion_tokens": 9, "total_tokens": 14}
+    assert body["usage"] == {
+        "prompt_tokens": 5, "completion_tokens": 9, "total_tokens": 14, "prompt_tokens_details": {"cached_tokens": 4}
+    }  # fmt: skip
     assert body["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] == 6
     assert engine.prompts == [ids("hello")]
     assert engine.running == set()
@@ -64,7 +66,8 @@ def test_a_chat(client, engine):
     prompt = "user:hello\nassistant:"
     assert engine.prompts == [ids(prompt)]
     assert body["usage"] == {
-        "prompt_tokens": len(prompt), "completion_tokens": len(ANSWER), "total_tokens": len(prompt) + len(ANSWER)
+        "prompt_tokens": len(prompt), "completion_tokens": len(ANSWER), "total_tokens": len(prompt) + len(ANSWER),
+        "prompt_tokens_details": {"cached_tokens": 4},
     }  # fmt: skip
     # without a limit a chat answer may fill the context
     assert engine.params[0].max_tokens == LIMIT - len(prompt)
