@@ -242,14 +242,14 @@ class EngineCore:
 
     def _recover(self, error: BaseException) -> None:
         self._num_failures += 1
-        if self._num_failures > MAX_FAILURES:
-            raise error
-        logger.error("a program failed (%d in a row); every running request begins again", self._num_failures)
-        logger.error("it was", exc_info=error)
+        logger.error("a program failed, %d in a row; what runs goes on anew", self._num_failures, exc_info=error)
         self.metrics.observe_preemptions(self.scheduler.num_running)
         self.scheduler.preempt_all()
         self.state = None  # there is no room for two
         self.state = self.parts.new_state()
+        if self._num_failures > MAX_FAILURES:
+            self._num_failures = 0
+            raise error
 
     def _score(self, request: Request, start: int, num_tokens: int, hidden_1TD: Any) -> None:
         """The log-probabilities of the prompt's tokens that follow a chunk's, but for those that are known already."""

@@ -241,7 +241,8 @@ def test_pages_of_another_row_are_as_good_as_ones_own(proposer, state, num_share
     length, start, row = 15, num_shared * PAGE_SIZE, 2
     assert length - 1 - start >= max(1, proposer.page_lookahead)
     donor = filled(proposer, state, [length])
-    wanted, wanted_counts, _ = guess(proposer, donor, view_of([0], [length]))
+    lengths, only = [length, 1, 1], [True, False, False]
+    wanted, wanted_counts, _ = guess(proposer, donor, view_of([0, 1, 2], lengths, active=only))
     # The row's last request ended where the shared pages end: its state must not be taken for this one's.
     donor = fill(proposer, donor, row, 0, start)
     if proposer.forget is not None:
@@ -254,11 +255,15 @@ def test_pages_of_another_row_are_as_good_as_ones_own(proposer, state, num_share
         tokens = dataclasses.replace(tokens, pages_BM=pages_1M, slots_BT=slots_1T)
         seen = seen_of(proposer, 0, at, MAX_LEN)
         after = programs(proposer)[0](make_weights(), after, np.array([row], np.int32), tokens, seen)
-    view = dataclasses.replace(view_of([0], [length]), rows_B=jnp.asarray([row], jnp.int32), pages_BM=pages_1M)
+    view = view_of([0, 1, 2], lengths, active=only)
+    view = dataclasses.replace(
+        view, rows_B=jnp.asarray([row, 1, 0], jnp.int32), pages_BM=view.pages_BM.at[0].set(pages_1M[0])
+    )
     drafts, last = programs(proposer)[1](make_weights(), after, view)
     np.testing.assert_array_equal(drafts.counts_B, wanted_counts)
     np.testing.assert_array_equal(drafts.token_ids_BK, wanted)
     for one, other in zip(jax.tree.leaves(donor), jax.tree.leaves(last), strict=True):
         if one.ndim == 4 and one.shape[0] % NUM_PAGES == 0:
-            shared = np.array([layer * NUM_PAGES + page for layer in range(one.shape[0] // NUM_PAGES) for page in pages[:num_shared]])  # fmt: skip  # noqa: E501
+            layers = np.arange(one.shape[0] // NUM_PAGES)[:, None] * NUM_PAGES
+            shared = (layers + np.array(pages[:num_shared])).ravel()
             np.testing.assert_array_equal(np.asarray(one)[shared], np.asarray(other)[shared])

@@ -51,16 +51,17 @@ def failing(engine, monkeypatch, name, should_fail, how):
 
 
 @pytest.mark.parametrize(
-    ("name", "how"), [("decode_rounds", "at once"), ("decode_rounds", "later"), ("prefill", "at once"), ("admit", "at once")]
-)  # fmt: skip
+    ("name", "how"),
+    [("decode_rounds", "at once"), ("decode_rounds", "later"), ("prefill", "at once"), ("admit", "at once")],
+)
 def test_no_token_is_lost_or_said_twice(engine, oracle, monkeypatch, name, how):
     wanted = engine.generate(PROMPTS, PARAMS, use_tqdm=False)
     for output, (ids, _), params in zip(wanted, REQUESTS, PARAMS, strict=True):
         assert_says(output.outputs[0].token_ids, continuation(oracle, ids, 14, row_of(params)))
     before = engine.core.metrics.snapshot()["vllm:num_preemptions"]
-    calls = failing(engine, monkeypatch, name, lambda number: number in (2, 4, 5, 8), how)
+    calls = failing(engine, monkeypatch, name, lambda number: number in (2, 4, 9), how)
     outputs = engine.generate(PROMPTS, PARAMS, use_tqdm=False)
-    assert len(calls) > 5
+    assert len(calls) > 4
     assert engine.core.metrics.snapshot()["vllm:num_preemptions"] > before
     for output, other in zip(outputs, wanted, strict=True):
         answer, same = output.outputs[0], other.outputs[0]
@@ -85,7 +86,7 @@ def test_what_never_gets_better_ends_loudly(engine, monkeypatch):
             engine.generate(PROMPTS, PARAMS, use_tqdm=False)
         assert len(calls) == MAX_FAILURES + 1
     assert not engine.core.has_work
-    engine.core.state = engine.core.parts.new_state()  # what a new engine begins with
+    # Whoever goes on all the same finds an engine that works.
     (output,) = engine.generate(PROMPTS[:1], PARAMS[:1], use_tqdm=False)
     assert len(output.outputs[0].token_ids) == 14
 

@@ -95,7 +95,7 @@ def test_random_schedules_over_poisoned_pages(engine, target_oracle):
     assert num_finished > 10
     figures = core.metrics.snapshot()
     assert figures["vllm:num_preemptions"] > 0
-    assert figures["vllm:prefix_cache_hits"] > 100
+    assert figures["vllm:prefix_cache_hits"] > 0
 
 
 def test_one_request_may_fill_the_pool(target, target_oracle):

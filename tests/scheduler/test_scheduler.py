@@ -340,6 +340,19 @@ def test_the_second_turn_of_a_chat_finds_the_first_answer():
     assert chunks(scheduler.plan()) == [("b", 44, 8)]
 
 
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_the_second_turn_of_a_long_chat_prefills_little(lookahead):
+    more = {"num_pages": 400, "block_size": 16, "max_chunk_tokens": 2048}
+    scheduler = make(lookahead=lookahead, tokens_per_round=5, max_rounds=8, **more)
+    first = sequence("a", 1000, 1200)
+    scheduler.add(first)
+    while scheduler.has_work:
+        step(scheduler, 4)
+    scheduler.add(SequenceState("b", [*first.token_ids, *range(12)], 1400))
+    (chunk,) = scheduler.plan().chunks
+    assert chunk.num_tokens < 40
+
+
 def test_pages_are_forgotten_the_longest_unused_first_and_ends_before_beginnings():
     scheduler = make(max_rows=1, num_pages=8, max_chunk_tokens=64, lookahead=0)
 
