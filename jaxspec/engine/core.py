@@ -7,6 +7,7 @@ from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxspec.config.schedule import drafts_at
@@ -59,6 +60,8 @@ class EngineCore:
         self._sequences: dict[str, tuple[Request, Sequence]] = {}
         self._seeds = np.random.default_rng(self.config.seed)
         self._num_failures = 0
+        # A draft model reads the history when it is asked, so that nothing but a draft of its own tells how far it is.
+        self._may_lag = parts.proposer.commit is None and bool(jax.tree.leaves(self.state.proposer))
         self.scheduler = Scheduler(_limits(parts))
         self.metrics = EngineMetrics(self.config.served_model_name, self.config.num_speculative_tokens)
         self.compiles_at_ready = compile_count()
@@ -288,7 +291,8 @@ class EngineCore:
                 except RequestError as error:
                     self._fail(request, error)
                     continue
-                self.scheduler.commit(sequence.state, cut.token_ids)
+                is_taken_in = num_drafted > 0 or not self._may_lag
+                self.scheduler.commit(sequence.state, cut.token_ids, is_taken_in=is_taken_in)
                 self.metrics.observe_round(num_drafted, num_accepted, len(cut.token_ids))
                 if sequence.is_finished:
                     self._release(sequence)

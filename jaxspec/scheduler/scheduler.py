@@ -135,11 +135,12 @@ class Scheduler:
             budget -= chunks[-1].num_tokens
         return Plan(tuple(preempted), tuple(admitted), tuple(chunks), self.decoding, self._settle_rounds())
 
-    def commit(self, sequence: SequenceState, token_ids: Sequence[int]) -> None:
-        """Take what one decode round added. Its first pass has put all tokens before these into every cache."""
+    def commit(self, sequence: SequenceState, token_ids: Sequence[int], *, is_taken_in: bool = True) -> None:
+        """Take what one decode round added. is_taken_in: its first pass has put all tokens before these into every
+        cache, the drafter's too; else their pages are shared after a later round that has."""
         num_before = len(sequence.token_ids)
         sequence.token_ids.extend(token_ids)
-        if not self.limits.is_exact:
+        if is_taken_in and not self.limits.is_exact:
             self._name_pages(sequence, num_before)
 
     def finish(self, sequence: SequenceState) -> None:

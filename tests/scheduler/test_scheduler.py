@@ -340,6 +340,18 @@ def test_the_second_turn_of_a_chat_finds_the_first_answer():
     assert chunks(scheduler.plan()) == [("b", 44, 8)]
 
 
+def test_pages_that_a_drafter_has_not_taken_in_wait_for_it():
+    scheduler = make(max_rows=2, num_pages=40, max_chunk_tokens=64, lookahead=0)
+    one, seen = sequence("a", 6, 50), []
+    scheduler.add(one)
+    for is_taken_in in (True, False, False, True, False):
+        scheduler.plan()
+        scheduler.commit(one, [1, 2, 3, 4], is_taken_in=is_taken_in)
+        seen.append(len(scheduler.allocator._name_of))
+    assert seen == [1, 1, 1, 4, 4]
+    scheduler.audit()
+
+
 @pytest.mark.parametrize("lookahead", [0, 1])
 def test_the_second_turn_of_a_long_chat_prefills_little(lookahead):
     more = {"num_pages": 400, "block_size": 16, "max_chunk_tokens": 2048}
