@@ -1,5 +1,6 @@
 """Host. Conformance cases of what drafters are fed, by the functions and proposers that the engine runs."""
 
+import dataclasses
 import itertools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from jaxspec.proposers.eagle import eagle
 from jaxspec.proposers.inputs import first_pass, kept_tokens, next_token_ids, padded_samples
 from jaxspec.sampling.table import neutral_table
 from jaxspec.scheduler.request import SequenceState
-from jaxspec.scheduler.scheduler import Scheduler
+from jaxspec.scheduler.scheduler import Limits, Scheduler
 
 
 def run_drafter_inputs(given: Mapping[str, Any], expected: Any) -> None:
@@ -199,7 +200,9 @@ def run_all_mid_prefill(given: Mapping[str, Any], expected: bool) -> None:
     for computed, prompt, scheduled in zip(
         given["num_computed"], given["num_prompt"], given["num_scheduled"], strict=True
     ):
-        scheduler = Scheduler(max_rows=1, num_pages=1, block_size=prompt + 1, max_chunk_tokens=max(scheduled - 1, 1))
-        scheduler.add(SequenceState("row", prompt, prompt + 1, num_prefilled=min(computed, prompt - 1)))
+        scheduler = Scheduler(Limits(max_rows=1, num_pages=1, block_size=prompt + 1, max_chunk_tokens=computed))
+        scheduler.add(SequenceState("row", [0] * prompt, prompt + 1))
+        scheduler.plan()  # what is computed already
+        scheduler.limits = dataclasses.replace(scheduler.limits, max_chunk_tokens=max(scheduled - 1, 1))
         decoding += scheduler.plan().decoding
     check(not decoding, expected)

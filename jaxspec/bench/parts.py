@@ -96,7 +96,7 @@ def time_parts(
 
     floor = _read_weights(weights["target"])
     first = core.scheduler.decoding[0]
-    num_tokens = min(first.num_prompt_tokens, shapes.chunk_tokens[-1])  # written again as it stands in the cache
+    num_tokens = min(len(first.token_ids) - 1, shapes.chunk_tokens[-1])  # written again as it stands in the cache
     chunk = pack.pack_chunk(first.row, 0, num_tokens, first.pages, shapes.pages_per_row)
 
     def prefill() -> Any:

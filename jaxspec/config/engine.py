@@ -20,7 +20,6 @@ class EngineConfig(StrictConfig):
         "data_parallel_size": 1,
         "pipeline_parallel_size": 1,
         "enable_eplb": False,
-        "enable_prefix_caching": False,
         "enable_lora": False,
         "load_format": "auto",
         "revision": None,
@@ -59,7 +58,16 @@ class EngineConfig(StrictConfig):
     )
     max_num_seqs: int | None = Field(None, ge=1, description="rows decoded together; 8 on CPU, 64 elsewhere")
     max_num_batched_tokens: int | None = Field(
-        None, ge=1, description="longest prefill chunk, in tokens; 256 on CPU, 2048 elsewhere"
+        None, ge=1, description="prompt tokens prefilled in a step, all together; 256 on CPU, 2048 elsewhere"
+    )
+    enable_prefix_caching: bool = Field(
+        True, description="keep full pages of prompts and answers for requests that begin with the same tokens"
+    )
+    scheduling_policy: Literal["fcfs", "priority"] = Field(
+        "fcfs", description="who runs first: the first to come, or the lowest priority of a request, and then so"
+    )
+    max_queued_requests: int | None = Field(
+        None, ge=0, description="answers that may wait while no row is free; more are refused with HTTP 429; any number"
     )
     block_size: int | None = Field(
         None, ge=1, le=1024, description="slots in a page of the cache, in tokens; 64 on CPU, 16 elsewhere"

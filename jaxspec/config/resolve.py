@@ -93,6 +93,9 @@ class ResolvedConfig(BaseModel):
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    enable_prefix_caching: bool = True
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    max_queued_requests: int | None = None
     block_size: int
     kv_cache_dtype: PageDtype
     num_pages: int
@@ -149,6 +152,9 @@ def resolve(config: EngineConfig, hardware: HardwareFacts, models: ModelFacts) -
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=_max_num_batched_tokens(config, hardware, max_model_len),
+        enable_prefix_caching=config.enable_prefix_caching,
+        scheduling_policy=config.scheduling_policy,
+        max_queued_requests=config.max_queued_requests,
         block_size=block_size,
         kv_cache_dtype=kv_cache_dtype,
         num_pages=_num_pages(config, max_num_seqs * -(-max_model_len // block_size), most_pages),

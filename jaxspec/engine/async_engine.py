@@ -126,8 +126,12 @@ class AsyncEngine:
     def compiles_after_ready(self) -> int:
         return self._built().compiles_after_ready
 
-    async def generate(self, prompt: Prompt, params: SamplingParams, request_id: str) -> AsyncIterator[RequestOutput]:
+    async def generate(
+        self, prompt: Prompt, params: SamplingParams, request_id: str, priority: int = 0
+    ) -> AsyncIterator[RequestOutput]:
         """Answer one prompt, yielding whenever tokens came; closing the iterator aborts the request.
+
+        priority: lower ones run first, where the scheduling policy is "priority".
 
         Raises:
             RequestError, CapacityError: the request is refused.
@@ -137,7 +141,11 @@ class AsyncEngine:
             # Here, not on the engine's thread: a large grammar must not keep the others waiting.
             await asyncio.to_thread(self._core.compile_grammar, params)
         client = _Client(asyncio.get_running_loop())
-        if not self.is_ready or not self._ask(lambda core: self._add(core, request_id, prompt, params, client), client):
+
+        def add(core: EngineCore) -> None:
+            self._add(core, client, request_id, prompt, params, priority)
+
+        if not self.is_ready or not self._ask(add, client):
             raise EngineDeadError("the engine is not running; start one and wait until it is ready")
         is_open = True
         try:
@@ -232,9 +240,17 @@ class AsyncEngine:
                 return False
             command.run(core)
 
-    def _add(self, core: EngineCore, request_id: str, prompt: Prompt, params: SamplingParams, client: _Client) -> None:
+    def _add(
+        self,
+        core: EngineCore,
+        client: _Client,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        priority: int,
+    ) -> None:
         try:
-            core.add_request(request_id, prompt, params)
+            core.add_request(request_id, prompt, params, priority)
         except Exception as error:  # refused, or never foreseen: this request's fault, and no other's
             client.send(error)
         else:

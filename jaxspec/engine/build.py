@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,7 @@ class EngineParts:
     host_proposer: HostProposer | None
     weights: Any  # {"target": ..., "draft": ..., "vocabulary": ...}, those that there are
     state: DecodeState
+    new_state: Callable[[], DecodeState]  # another one like it
     programs: Programs
     tokenizer: Tokenizer | None
     grammars: GrammarCompiler | None  # None: not enabled, or no tokenizer
@@ -160,14 +162,18 @@ def build(
         logprobs_mode=resolved.logprobs_mode,
         processors=logits_processors,
     )
-    state = initial_state(
-        max_rows=resolved.max_num_seqs,
-        max_model_len=resolved.max_model_len,
-        vocab_size=model.vocab_size,
-        pool=new_pool(pool_shape(model, resolved.num_pages, resolved.block_size), resolved.kv_cache_dtype),
-        proposer_state=proposer.init(resolved.max_num_seqs + 1),
-        processors=logits_processors,
-    )
+
+    def new_state() -> DecodeState:
+        return initial_state(
+            max_rows=resolved.max_num_seqs,
+            max_model_len=resolved.max_model_len,
+            vocab_size=model.vocab_size,
+            pool=new_pool(pool_shape(model, resolved.num_pages, resolved.block_size), resolved.kv_cache_dtype),
+            proposer_state=proposer.init(resolved.max_num_seqs + 1),
+            processors=logits_processors,
+        )
+
+    state = new_state()
     batch_rows, split_rows, chunk_tokens = _buckets(resolved)
     shapes = Shapes(
         batch_rows=batch_rows,
@@ -189,7 +195,9 @@ def build(
     grammars = None
     if resolved.enable_structured_outputs and tokenizer is not None:
         grammars = GrammarCompiler(tokenizer, checkpoint.config.vocab_size, checkpoint.config.eos_token_ids)
-    return EngineParts(resolved, target, proposer, host_proposer, weights, state, programs, tokenizer, grammars, costs)
+    return EngineParts(
+        resolved, target, proposer, host_proposer, weights, state, new_state, programs, tokenizer, grammars, costs
+    )
 
 
 def _resolve(

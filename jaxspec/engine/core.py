@@ -2,9 +2,12 @@
 
 import logging
 import time
+from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
+from contextlib import contextmanager
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxspec.engine.build import EngineParts
@@ -24,7 +27,7 @@ from jaxspec.sampling.grammar import Grammar
 from jaxspec.sampling.params import SamplingParams
 from jaxspec.sampling.table import table_row
 from jaxspec.scheduler.request import SequenceState
-from jaxspec.scheduler.scheduler import Scheduler
+from jaxspec.scheduler.scheduler import Limits, Plan, Scheduler
 from jaxspec.step import pack
 from jaxspec.step.compiles import compile_count
 from jaxspec.step.state import Batch, RoundOutput
@@ -33,6 +36,13 @@ from jaxspec.text.detokenizer import IncrementalDetokenizer
 from jaxspec.types import Drafts
 
 logger = logging.getLogger(__name__)
+
+PROMPT_FIELDS = {"prompt", "prompt_token_ids", "cache_salt"}
+MAX_FAILURES = 3  # of the device, one after the other without a token between them
+
+
+class _DeviceFault(Exception):
+    """A program failed, at once or when its results were asked for; the state that it took is lost."""
 
 
 class EngineCore:
@@ -49,12 +59,10 @@ class EngineCore:
         self._requests: dict[str, Request] = {}
         self._sequences: dict[str, tuple[Request, Sequence]] = {}
         self._seeds = np.random.default_rng(self.config.seed)
-        self.scheduler = Scheduler(
-            max_rows=self.config.max_num_seqs,
-            num_pages=self.config.num_pages,
-            block_size=self.config.block_size,
-            max_chunk_tokens=parts.programs.shapes.chunk_tokens[-1],
-        )
+        self._num_failures = 0
+        # A draft model reads the history when it is asked, so that nothing but a draft of its own tells how far it is.
+        self._may_lag = parts.proposer.commit is None and bool(jax.tree.leaves(self.state.proposer))
+        self.scheduler = Scheduler(_limits(parts))
         self._drafting = DraftChooser(self.config, parts.programs.shapes, parts.costs)
         self.metrics = EngineMetrics(self.config.served_model_name, self.config.num_speculative_tokens)
         self.compiles_at_ready = compile_count()
@@ -75,19 +83,22 @@ class EngineCore:
             RequestError: the prompt or a parameter cannot be served.
         """
         tokenizer = self.parts.tokenizer
-        text: str | None = None
-        if isinstance(prompt, str):
-            if tokenizer is None:
-                raise RequestError("this model has no tokenizer; send {'prompt_token_ids': [...]}", param="prompt")
-            text, ids = prompt, tokenizer.encode(prompt)
-        elif (
-            isinstance(prompt, dict) and set(prompt) <= {"prompt_token_ids", "prompt"} and "prompt_token_ids" in prompt
-        ):
-            text, ids = prompt.get("prompt"), prompt["prompt_token_ids"]
-        else:
+        fields = {"prompt": prompt} if isinstance(prompt, str) else prompt
+        if not isinstance(fields, dict) or not fields or not set(fields) <= PROMPT_FIELDS:
             raise RequestError(
                 f"a prompt is a string or {{'prompt_token_ids': [...]}}, got {prompt!r:.80}", param="prompt"
             )
+        text, ids, salt = (fields.get(name) for name in ("prompt", "prompt_token_ids", "cache_salt"))
+        if salt is not None and (not isinstance(salt, str) or not salt):
+            raise RequestError(
+                f"cache_salt must be a non-empty text, got {salt!r:.80}; leave it out", param="cache_salt"
+            )
+        if "prompt_token_ids" not in fields:
+            if not isinstance(text, str):
+                raise RequestError(f"a prompt must be a text, got {text!r:.80}", param="prompt")
+            if tokenizer is None:
+                raise RequestError("this model has no tokenizer; send {'prompt_token_ids': [...]}", param="prompt")
+            ids = tokenizer.encode(text)
         vocab_size = self.parts.target.config.vocab_size
         ids = check_prompt_token_ids(ids, vocab_size=vocab_size, max_model_len=self.config.max_model_len)
         self._check_params(params, vocab_size)
@@ -125,18 +136,23 @@ class EngineCore:
             return None
         return grammars.compile(params.structured_outputs)
 
-    def add_request(self, request_id: str, prompt: Prompt, params: SamplingParams) -> Request:
-        """Queue a request.
+    def add_request(self, request_id: str, prompt: Prompt, params: SamplingParams, priority: int = 0) -> Request:
+        """Queue a request. priority: lower ones run first, where the scheduling policy is "priority".
 
         Raises:
             RequestError: it is malformed, or its id is in use.
-            CapacityError: it can never fit; nothing of it is queued.
+            CapacityError: it can never fit, or (QueueFullError) too many wait; nothing of it is queued.
         """
+        if priority and self.config.scheduling_policy != "priority":
+            raise RequestError(
+                f"{priority=} needs an engine with scheduling_policy 'priority'; leave it out", param="priority"
+            )
         if request_id in self._requests:
             raise RequestError(f"request id {request_id!r} is in use; ids must be unique", param="request_id")
         text, ids = self.check(prompt, params)
         seed = params.seed if params.seed is not None else int(self._seeds.integers(2**63))
-        request = Request(request_id, text, ids, params, [])
+        salt = prompt.get("cache_salt") if isinstance(prompt, dict) else None
+        request = Request(request_id, text, ids, params, [], priority=priority, cache_salt=salt)
         request.prompt_logprobs = None if params.prompt_logprobs is None else [None]
         for index in range(params.n):
             request.sequences.append(self._new_sequence(request, index, request_key(seed, index)))
@@ -168,41 +184,94 @@ class EngineCore:
         return request
 
     def step(self) -> list[Request]:
-        """Run one plan; returns the requests that gained tokens or ended, by an error of their own (`error`) too."""
-        plan = self.scheduler.plan()
+        """Run one plan; returns the requests that gained tokens or ended, by an error of their own (`error`) too.
+
+        When a program fails, the state that it took is lost with it: everyone who runs then begins again with what is
+        committed, and nobody notices but by the time it takes.
+
+        Raises:
+            Whatever the device raised, when it fails again and again and no token comes between.
+        """
+        touched: dict[str, Request] = {}
+        try:
+            self._run(self.scheduler.plan(), touched)
+        except _DeviceFault as fault:
+            self._recover(fault.__cause__ or fault)
+        self._report_load()
+        return list(touched.values())
+
+    def take_back(self, state: Any) -> None:
+        """Go on with the state that another core has used meanwhile; this one is idle, and knows none of its pages."""
+        self.state = state
+        self.scheduler.forget_pages()
+
+    def running_batch(self) -> Batch:
+        """The batch that the next step would decode, with pages to its end, for benchmarks that run it on their own."""
+        self.scheduler.reserve()
+        return self._pack(self.scheduler.decoding, self._programs.shapes.batch_rows)
+
+    def _run(self, plan: Plan, touched: dict[str, Request]) -> None:
+        self.metrics.observe_preemptions(len(plan.preempted))
         for state in plan.admitted:
-            request, sequence = self._sequences[state.sequence_id]
-            self.state = self._programs.admit(self.state, self._admission(request, sequence))
+            admission = self._admission(*self._sequences[state.sequence_id])
+            with self._on_device():
+                self.state = self._programs.admit(self.state, admission)
         for chunk in plan.chunks:
             state = chunk.sequence
             packed = pack.pack_chunk(
                 state.row, chunk.start, chunk.num_tokens, state.pages, self._programs.shapes.pages_per_row
             )
             request, sequence = self._sequences[state.sequence_id]
-            self.state, hidden_1TD = self._programs.prefill(self._weights, self.state, packed)
-            if request.prompt_logprobs is not None and sequence.index == 0:
-                scored = request.prompt_token_ids[chunk.start + 1 : chunk.start + 1 + chunk.num_tokens]
-                if scored:  # a prompt of one token has a chunk of none
-                    arrays = self._programs.prompt_logprobs(self._weights, hidden_1TD, scored)
-                    request.prompt_logprobs += self._describe(arrays, 0, scored, request.params.prompt_logprobs)
+            with self._on_device():
+                self.state, hidden_1TD = self._programs.prefill(self._weights, self.state, packed)
+                if request.prompt_logprobs is not None and sequence.index == 0:
+                    self._score(request, chunk.start, chunk.num_tokens, hidden_1TD)
             if state.num_to_prefill == 0:
-                self.metrics.observe_prompt(state.num_prompt_tokens)
+                if not sequence.was_prefilled:
+                    sequence.was_prefilled = True
+                    num_cached = state.num_cached_tokens if state.may_hit and state.names is not None else None
+                    self.metrics.observe_prompt(len(request.prompt_token_ids), num_cached)
                 self._observe_on_host(request, sequence)
-        touched: dict[str, Request] = {}
         if plan.decoding:
-            self._decode([self._sequences[state.sequence_id] for state in plan.decoding], touched)
-        self._report_load()
-        return list(touched.values())
+            rows = [self._sequences[state.sequence_id] for state in plan.decoding]
+            self._decode(rows, plan.num_rounds, touched)
 
-    def running_batch(self) -> Batch:
-        """The batch that the next step would decode, for benchmarks that run it on their own."""
-        return self._pack(self.scheduler.decoding, self._programs.shapes.batch_rows)
+    @contextmanager
+    def _on_device(self) -> Iterator[None]:
+        """Around what donates the state, or waits for what became of it."""
+        try:
+            yield
+        except Exception as error:
+            raise _DeviceFault from error
 
-    def _decode(self, rows: SequenceOf[tuple[Request, Sequence]], touched: dict[str, Request]) -> None:
-        outputs = self._run_rounds(rows, touched)
-        packed_RBX = np.asarray(outputs.packed_BX)
+    def _recover(self, error: BaseException) -> None:
+        self._num_failures += 1
+        logger.error("a program failed, %d in a row; what runs goes on anew", self._num_failures, exc_info=error)
+        self.metrics.observe_preemptions(self.scheduler.num_running)
+        self.scheduler.preempt_all()
+        self.state = None  # there is no room for two
+        self.state = self.parts.new_state()
+        if self._num_failures > MAX_FAILURES:
+            self._num_failures = 0
+            raise error
+
+    def _score(self, request: Request, start: int, num_tokens: int, hidden_1TD: Any) -> None:
+        """The log-probabilities of the prompt's tokens that follow a chunk's, but for those that are known already."""
+        assert request.prompt_logprobs is not None
+        first = max(start + 1, len(request.prompt_logprobs))
+        scored = request.prompt_token_ids[first : start + 1 + num_tokens]
+        if scored:
+            hidden_1TD = np.asarray(hidden_1TD)[:, first - start - 1 :]
+            arrays = self._programs.prompt_logprobs(self._weights, hidden_1TD, scored)
+            request.prompt_logprobs += self._describe(arrays, 0, scored, request.params.prompt_logprobs)
+
+    def _decode(self, rows: SequenceOf[tuple[Request, Sequence]], num_rounds: int, touched: dict[str, Request]) -> None:
+        outputs = self._run_rounds(rows, num_rounds, touched)
         wants_logprobs = any(sequence.logprobs is not None for _, sequence in rows)
-        logprobs = on_host(outputs.logprobs) if wants_logprobs else None
+        with self._on_device():
+            packed_RBX = np.asarray(outputs.packed_BX)
+            logprobs = on_host(outputs.logprobs) if wants_logprobs else None
+        self._num_failures = 0
         now = time.monotonic()
         vocab_size = self.parts.target.config.vocab_size
         for round_index, packed_BX in enumerate(packed_RBX[:, : len(rows)]):
@@ -223,6 +292,8 @@ class EngineCore:
                 except RequestError as error:
                     self._fail(request, error)
                     continue
+                is_taken_in = num_drafted > 0 or not self._may_lag
+                self.scheduler.commit(sequence.state, cut.token_ids, is_taken_in=is_taken_in)
                 self.metrics.observe_round(num_drafted, num_accepted, len(cut.token_ids))
                 self._drafting.observe(sequence.state.sequence_id, num_drafted, num_accepted)
                 if sequence.is_finished:
@@ -234,19 +305,21 @@ class EngineCore:
             if sequence.progress.finish_reason != "abort":  # `abort` has told it
                 self._observe_on_host(request, sequence)
 
-    def _run_rounds(self, rows: SequenceOf[tuple[Request, Sequence]], touched: dict[str, Request]) -> RoundOutput:
+    def _run_rounds(
+        self, rows: SequenceOf[tuple[Request, Sequence]], num_rounds: int, touched: dict[str, Request]
+    ) -> RoundOutput:
         """One round, or several where nothing waits for the host; outputs stacked by round."""
         states = [sequence.state for _, sequence in rows]
         if any(sequence.host_edits.is_needed for _, sequence in rows):
             return self._run_split(rows, self._pack(states, self._programs.shapes.split_rows), touched)
         batch = self._pack(states, self._programs.shapes.batch_rows)
         if self._host_proposer is None:
-            # Prompts that wait, or wait for their next chunk, wait for one round at most.
-            num_rounds = self._programs.shapes.max_rounds if self.scheduler.only_decodes else 1
-            self.state, output = self._programs.decode_rounds(self._weights, self.state, batch, num_rounds)
+            with self._on_device():
+                self.state, output = self._programs.decode_rounds(self._weights, self.state, batch, num_rounds)
             return output
         drafts = self._host_drafts(rows, batch, may_be_short=not self.config.exact)
-        self.state, output = self._programs.verify_commit(self._weights, self.state, batch, drafts)
+        with self._on_device():
+            self.state, output = self._programs.verify_commit(self._weights, self.state, batch, drafts)
         return output
 
     def _run_split(
@@ -255,16 +328,19 @@ class EngineCore:
         """One round in three parts; the host edits logits before the last."""
         programs = self._programs
         if self._host_proposer is None:
-            drafts, self.state = programs.propose(self._weights, self.state, batch)
+            with self._on_device():
+                drafts, self.state = programs.propose(self._weights, self.state, batch)
         else:
             drafts = self._host_drafts(rows, batch, may_be_short=False)
-        self.state, logits_BJV, seen_BJX = programs.forward(self._weights, self.state, batch, drafts)
-        # What the host does with the drafts overlaps the forward pass.
-        ids_BK, counts_B = np.asarray(drafts.token_ids_BK), np.asarray(drafts.counts_B)
+        with self._on_device():
+            self.state, logits_BJV, seen_BJX = programs.forward(self._weights, self.state, batch, drafts)
+            # What the host does with the drafts overlaps the forward pass.
+            ids_BK, counts_B = np.asarray(drafts.token_ids_BK), np.asarray(drafts.counts_B)
         mask_BJU = np.full((*logits_BJV.shape[:2], mask_words(logits_BJV.shape[2])), 0xFFFFFFFF, np.uint32)
         logits: Any = logits_BJV
         if any(sequence.host_edits.processors for _, sequence in rows):
-            logits = np.array(logits_BJV)
+            with self._on_device():
+                logits = np.array(logits_BJV)
         for index, (request, sequence) in enumerate(rows):
             draft_ids = ids_BK[index, : counts_B[index]].tolist()
             try:
@@ -274,7 +350,8 @@ class EngineCore:
             except Exception as error:  # a caller's own code may raise anything
                 touched[request.request_id] = request
                 self._fail(request, error)
-        self.state, output = programs.judge_commit(self.state, batch, drafts, logits, seen_BJX, mask_BJU)
+        with self._on_device():
+            self.state, output = programs.judge_commit(self.state, batch, drafts, logits, seen_BJX, mask_BJU)
         return output
 
     def _fail(self, request: Request, error: Exception) -> None:
@@ -353,7 +430,14 @@ class EngineCore:
         detokenizer = None
         if tokenizer is not None and params.detokenize:
             detokenizer = IncrementalDetokenizer(tokenizer, request.prompt_token_ids, params.skip_special_tokens)
-        state = SequenceState(f"{request.request_id}-{index}", num_prompt, num_prompt + max_output)
+        state = SequenceState(
+            f"{request.request_id}-{index}",
+            list(request.prompt_token_ids),
+            num_prompt + max_output,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+            may_hit=request.prompt_logprobs is None or index > 0,
+        )
         compiled = self.compile_grammar(params)
         grammar = None if compiled is None else compiled.start(ignore_eos=params.ignore_eos)
         eos_token_ids = frozenset(self.parts.target.config.eos_token_ids)
@@ -366,9 +450,10 @@ class EngineCore:
         params, state = request.params, sequence.state
         return pack.pack_admission(
             row=state.row,
-            prompt_token_ids=request.prompt_token_ids,
+            token_ids=state.token_ids,
+            num_prompt_tokens=len(request.prompt_token_ids),
             max_model_len=self.config.max_model_len,
-            min_len=state.num_prompt_tokens + params.min_tokens,
+            min_len=len(request.prompt_token_ids) + params.min_tokens,
             max_len=state.max_len,
             max_drafts=params.max_drafts,
             wants_logprobs=params.logprobs is not None,
@@ -416,3 +501,22 @@ class EngineCore:
                 None if first is None else first - request.arrival_time,
                 len(sequence.progress.token_ids),
             )
+
+
+def _limits(parts: EngineParts) -> Limits:
+    """What the engine's config and its drafter mean for the scheduler."""
+    config, lookahead = parts.config, parts.proposer.page_lookahead
+    if config.enable_prefix_caching and lookahead is None:
+        logger.info("enable_prefix_caching: off (the proposer does not say what its pages depend on: page_lookahead)")
+    return Limits(
+        max_rows=config.max_num_seqs,
+        num_pages=config.num_pages,
+        block_size=config.block_size,
+        max_chunk_tokens=parts.programs.shapes.chunk_tokens[-1],
+        tokens_per_round=config.num_speculative_tokens + 1,
+        max_rounds=parts.programs.shapes.max_rounds,
+        lookahead=lookahead if config.enable_prefix_caching else None,
+        is_by_priority=config.scheduling_policy == "priority",
+        max_queued=config.max_queued_requests,
+        is_exact=config.exact,
+    )

@@ -87,13 +87,16 @@ class Engine:
         sampling_params: SamplingParams | SequenceOf[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        priority: int | SequenceOf[int] = 0,
     ) -> list[RequestOutput]:
         """Answer prompts, batched as they fit.
 
         Args:
-            prompts: one or many; a prompt is a string or {"prompt_token_ids": [...]}.
+            prompts: one or many; a prompt is a string or {"prompt_token_ids": [...]}, in which "cache_salt" may say
+                with whom it shares what the cache holds of it: with requests of the same salt.
             sampling_params: one for all, or one a prompt.
             use_tqdm: draw a bar with input and output tokens a second.
+            priority: one for all, or one a prompt; lower ones run first, where scheduling_policy is "priority".
 
         Returns:
             One finished output a prompt, in the prompts' order.
@@ -103,10 +106,16 @@ class Engine:
             Exception: whatever a request's own logits processor raised; the other requests are aborted.
         """
         prompts, params = _paired(prompts, sampling_params)
+        priorities = [priority] * len(prompts) if isinstance(priority, int) else list(priority)
+        if len(priorities) != len(prompts):
+            raise RequestError(
+                f"priority must be one for all or one a prompt; got {len(priorities)} for {len(prompts)} prompts",
+                param="priority",
+            )
         requests: list[Request] = []
         try:
-            for prompt, one in zip(prompts, params, strict=True):
-                requests.append(self._core.add_request(self._next_id(), prompt, one))
+            for prompt, one, own in zip(prompts, params, priorities, strict=True):
+                requests.append(self._core.add_request(self._next_id(), prompt, one, own))
             self._run(requests, use_tqdm)
         except BaseException:
             for request in requests:

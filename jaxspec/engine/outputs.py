@@ -72,7 +72,8 @@ class RequestMetrics:
 class RequestOutput:
     """A request's state: finished when every one of its `n` answers is.
 
-    prompt_logprobs: one entry a prompt token, the first None; None where not asked for.
+    prompt_logprobs: one entry a prompt token, the first None; None where not asked for. num_cached_tokens: tokens of
+    the prompt that the cache held when the request (of several answers the first) began; None while it waits.
     """
 
     request_id: str
@@ -82,3 +83,4 @@ class RequestOutput:
     finished: bool
     metrics: RequestMetrics
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    num_cached_tokens: int | None = None

@@ -43,7 +43,7 @@ def answer_greedily(
         while borrower.has_work:
             borrower.step()
     finally:
-        core.state = borrower.state
+        core.take_back(borrower.state)
     for request in requests:
         stats.merge(request.sequences[0].stats)
     return [list(request.sequences[0].progress.token_ids) for request in requests], stats

@@ -37,6 +37,7 @@ class Sequence:
     host_edits: HostEdits = field(default_factory=HostEdits)
     logprobs: list[TokenLogprobs] | None = None  # one a token of the answer, where asked for
     pieces_delta: list[TokenPiece] = field(default_factory=list)
+    was_prefilled: bool = False  # once; a sequence that lost its pages is prefilled again
 
     @property
     def is_finished(self) -> bool:
@@ -86,6 +87,8 @@ class Request:
     first_token_time: float | None = None
     finished_time: float | None = None
     error: Exception | None = None  # what ended it, if its own code failed
+    priority: int = 0
+    cache_salt: str | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -122,6 +125,7 @@ class Request:
             self.is_finished,
             metrics,
             self.prompt_logprobs,
+            self.sequences[0].state.num_cached_tokens,
         )
 
 

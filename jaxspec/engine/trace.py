@@ -62,7 +62,7 @@ def trace_request(
         while not request.is_finished:
             borrower.step()
     finally:
-        core.state = borrower.state
+        core.take_back(borrower.state)
     return programs.rounds
 
 

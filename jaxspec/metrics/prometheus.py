@@ -41,6 +41,9 @@ class EngineMetrics:
         self._per_position = [per_position.labels(**self._names, position=str(i)) for i in range(num_spec_tokens)]
 
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens prefilled")
+        self._prefix_queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
+        self._prefix_hits = self._counter("prefix_cache_hits", "Prompt tokens that the prefix cache held")
+        self._preemptions = self._counter("num_preemptions", "Answers that gave their pages up, to go on later")
         self._generation_tokens = self._counter("generation_tokens", "Tokens committed to answers")
         self._request_success = Counter(
             "vllm:request_success",
@@ -78,11 +81,19 @@ class EngineMetrics:
                 for counter in self._per_position[:num_accepted]:
                     counter.inc()
 
-    def observe_prompt(self, num_prompt_tokens: int) -> None:
-        """Count a prompt whose prefill is done."""
+    def observe_prompt(self, num_prompt_tokens: int, num_cached_tokens: int | None = None) -> None:
+        """Count a prompt whose prefill is done; num_cached_tokens: those found in the cache, None: not looked up."""
         with self._lock:
             self._prompt_tokens.inc(num_prompt_tokens)
             self._request_prompt_tokens.observe(num_prompt_tokens)
+            if num_cached_tokens is not None:
+                self._prefix_queries.inc(num_prompt_tokens)
+                self._prefix_hits.inc(num_cached_tokens)
+
+    def observe_preemptions(self, num_sequences: int) -> None:
+        """Count answers that lost their pages and wait for others."""
+        with self._lock:
+            self._preemptions.inc(num_sequences)
 
     def observe_finish(
         self, reason: str, latency_s: float, first_token_s: float | None = None, num_output_tokens: int = 0

@@ -40,6 +40,11 @@ class Proposer(NamedTuple):
         then no program hands it on.
     aux_streams: of the target's residual streams (stream i enters layer i) those that `seen` holds, in this order,
         behind the hidden state after the final norm.
+    page_lookahead: what the proposer keeps of a position, in pages of its own, depends on the tokens up to it and this
+        many behind it, and on nothing else; 0 for one that keeps nothing. Requests that begin alike then share pages,
+        and `prefill` may begin where they end, not at the first token. None does not say so: nothing is shared.
+    forget(state, row) -> state: a request takes the row (i32[]); what was kept of its last one means nothing now. None:
+        nothing is kept that `prefill` does not set.
     is_in_target_pool: `propose` is given the target's page pool in place of a state, and returns it. What it writes at
         or behind a row's last committed token is overwritten before it is read: there the target writes its own.
     sees_plain_rounds: `propose` takes in what `commit` left of the round before, and must not miss one.
@@ -54,6 +59,8 @@ class Proposer(NamedTuple):
     aux_streams: tuple[int, ...] = ()
     is_in_target_pool: bool = False
     sees_plain_rounds: bool = False
+    page_lookahead: int | None = None
+    forget: Callable[[ProposerState, jax.Array], ProposerState] | None = None
 
 
 class HostProposer(Protocol):
@@ -85,4 +92,7 @@ def no_proposer() -> Proposer:
         rows = view.len_B.shape[0]
         return Drafts(token_ids_BK=jnp.zeros((rows, 0), jnp.int32), counts_B=jnp.zeros(rows, jnp.int32)), state
 
-    return Proposer(0, lambda num_rows: (), lambda weights, state, rows_B, tokens, seen_BTX: state, propose)
+    def prefill(weights, state, rows_B, tokens, seen_BTX) -> ProposerState:
+        return state
+
+    return Proposer(0, lambda num_rows: (), prefill, propose, page_lookahead=0)

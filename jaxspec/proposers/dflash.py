@@ -98,4 +98,6 @@ def dflash(
     def commit(state: DflashState, view: RowView, seen_BJX, num_kept_B) -> DflashState:
         return DflashState(pool=state.pool, seen=see_round(state.seen, view, seen_BJX[:, :, hidden_size:], num_kept_B))
 
-    return Proposer(num_tokens, init, prefill, propose, commit, config.aux_streams, sees_plain_rounds=True)
+    return Proposer(
+        num_tokens, init, prefill, propose, commit, config.aux_streams, page_lookahead=0, sees_plain_rounds=True
+    )

@@ -146,4 +146,4 @@ def draft_model(
         drafts, pool = draft_in_steps(step, pool, first_B, counts_B, num_tokens, first_logits_BV=first_logits_BV)
         return drafts, DraftModelState(pool=pool, cached_R=cached_R)
 
-    return Proposer(num_tokens, init, prefill, propose)
+    return Proposer(num_tokens, init, prefill, propose, page_lookahead=0)

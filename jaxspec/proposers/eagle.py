@@ -19,7 +19,7 @@ from jaxspec.models.heads.base import RecurrentHead, head_logits
 from jaxspec.proposers.base import Proposer, RowView
 from jaxspec.proposers.drawing import SampleMethod, draft_in_steps, drafts_at_once, next_draft, room_for
 from jaxspec.proposers.inputs import drafting_columns, tokens_at, with_masks
-from jaxspec.proposers.seen import Seen, nothing_seen, see_prompt, see_round, to_take_in
+from jaxspec.proposers.seen import Seen, forget_row, nothing_seen, see_prompt, see_round, to_take_in
 from jaxspec.types import Drafts, Pool
 
 
@@ -148,4 +148,18 @@ def eagle(
     def commit(state: EagleState, view: RowView, seen_BJX, num_kept_B) -> EagleState:
         return EagleState(pool=state.pool, seen=see_round(state.seen, view, of_interest(seen_BJX), num_kept_B))
 
-    return Proposer(num_tokens, init, prefill, propose, commit, config.aux_streams, sees_plain_rounds=True)
+    def forget(state: EagleState, row) -> EagleState:
+        """The row's first chunk may begin behind shared pages, whose last entry is made already."""
+        return EagleState(pool=state.pool, seen=forget_row(state.seen, row))
+
+    return Proposer(
+        num_tokens,
+        init,
+        prefill,
+        propose,
+        commit,
+        config.aux_streams,
+        page_lookahead=1,
+        forget=forget,
+        sees_plain_rounds=True,
+    )

@@ -39,4 +39,4 @@ def medusa(
         return drafts_at_once(logits_BKV, counts_B, view, sample_method, **vocabulary), state
 
     init, prefill, commit = last_state_functions(config.hidden_size)
-    return Proposer(num_tokens, init, prefill, propose, commit)
+    return Proposer(num_tokens, init, prefill, propose, commit, page_lookahead=0)

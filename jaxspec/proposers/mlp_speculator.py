@@ -34,4 +34,4 @@ def mlp_speculator(
         return as_drafts(jnp.stack(tokens, axis=1), counts_B, jnp.stack(drawn, axis=1) if drawn else None), state
 
     init, prefill, commit = last_state_functions(config.hidden_size)
-    return Proposer(num_tokens, init, prefill, propose, commit)
+    return Proposer(num_tokens, init, prefill, propose, commit, page_lookahead=0)

@@ -29,6 +29,7 @@ from jaxspec.types import Drafts, Pool
 class ModulesState:
     """Of each row the target's states at positions [first - (K - 1), first + count): those from first on are new.
 
+    begin_R: the first position that the row's own prefill saw; entries before it lie in pages it shares, and are right.
     token_ids_Rk: the last K - 1 tokens of what was prefilled; meaningless once the row decodes.
     """
 
@@ -36,6 +37,7 @@ class ModulesState:
     states_RWX: jax.Array  # f32, W = K - 1 + J
     first_R: jax.Array  # i32
     count_R: jax.Array  # i32, 0..J
+    begin_R: jax.Array  # i32
     token_ids_Rk: jax.Array  # i32
 
 
@@ -62,6 +64,7 @@ def mtp_modules(
             states_RWX=jnp.zeros((num_rows, old + K + 1, hidden_size), jnp.float32),
             first_R=jnp.zeros(num_rows, jnp.int32),
             count_R=jnp.zeros(num_rows, jnp.int32),
+            begin_R=jnp.zeros(num_rows, jnp.int32),
             token_ids_Rk=jnp.zeros((num_rows, old), jnp.int32),
         )
 
@@ -75,7 +78,8 @@ def mtp_modules(
         w_1W = jnp.arange(ids_BT.shape[1], dtype=jnp.int32)[None, :]
         positions_BW = start_B[:, None] - K + w_1W
         follows_B = state.first_R[rows_B] + state.count_R[rows_B] == start_B
-        is_known_BW = (positions_BW >= 0) & (follows_B[:, None] | (positions_BW >= start_B[:, None]))
+        begin_B = jnp.where(follows_B, state.begin_R[rows_B], start_B)
+        is_known_BW = positions_BW >= begin_B[:, None]
         features_BWX, pool = states_BTX[:, :-1], state.pool
         for k in range(K):
             is_fed_BW = is_known_BW & (positions_BW + k + 1 < end_B[:, None])
@@ -95,6 +99,7 @@ def mtp_modules(
             states_RWX=state.states_RWX.at[rows_B, :K].set(last(states_BTX, K)),
             first_R=state.first_R.at[rows_B].set(end_B - count_B),
             count_R=state.count_R.at[rows_B].set(count_B),
+            begin_R=state.begin_R.at[rows_B].set(begin_B),
             token_ids_Rk=state.token_ids_Rk.at[rows_B].set(last(ids_BT, old)),
         )
 
@@ -111,7 +116,8 @@ def mtp_modules(
         can_draft_B = view.is_active_B & (first_B + count_B == view.len_B - 1) & (count_B > 0)
         w_1W = jnp.arange(state.states_RWX.shape[1], dtype=jnp.int32)[None, :]
         positions_BW = first_B[:, None] - old + w_1W
-        is_fed_BW = (positions_BW >= 0) & (w_1W < old + count_B[:, None]) & can_draft_B[:, None]
+        is_known_BW = (positions_BW >= state.begin_R[view.rows_B][:, None]) & (w_1W < old + count_B[:, None])
+        is_fed_BW = is_known_BW & can_draft_B[:, None]
         positions_BW = jnp.where(is_fed_BW, positions_BW, -1)
         # The row's tokens, and behind them the drafts as they come.
         text_BC = jnp.pad(view.history_BC, ((0, 0), (0, K)))
@@ -140,12 +146,17 @@ def mtp_modules(
         at_BS = count_B[:, None] + jnp.arange(old, dtype=jnp.int32)[None, :]
         kept_BSX = jnp.take_along_axis(state.states_RWX[view.rows_B], at_BS[:, :, None], axis=1)
         states_BWX = jnp.concatenate([kept_BSX, seen_BJX[:, :, own_part]], axis=1)
-        return ModulesState(
-            pool=state.pool,
+        return dataclasses.replace(
+            state,
             states_RWX=state.states_RWX.at[rows_B, : states_BWX.shape[1]].set(states_BWX, mode="drop"),
             first_R=state.first_R.at[rows_B].set(view.len_B - 1, mode="drop"),
             count_R=state.count_R.at[rows_B].set(num_kept_B, mode="drop"),
-            token_ids_Rk=state.token_ids_Rk,
         )
 
-    return Proposer(K, init, prefill, propose, commit, config.aux_streams, sees_plain_rounds=True)
+    def forget(state: ModulesState, row) -> ModulesState:
+        """No chunk follows what the row held before."""
+        return dataclasses.replace(state, first_R=state.first_R.at[row].set(-1), count_R=state.count_R.at[row].set(0))
+
+    return Proposer(
+        K, init, prefill, propose, commit, config.aux_streams, page_lookahead=K, forget=forget, sees_plain_rounds=True
+    )

@@ -76,4 +76,7 @@ def ngram(*, num_tokens: int, min_n: int, max_n: int, max_model_len: int, match_
         )
         return drafts, state
 
-    return Proposer(num_tokens, lambda num_rows: (), lambda weights, state, rows_B, tokens, seen_BTX: state, propose)
+    def prefill(weights, state, rows_B, tokens, seen_BTX):
+        return state
+
+    return Proposer(num_tokens, lambda num_rows: (), prefill, propose, page_lookahead=0)

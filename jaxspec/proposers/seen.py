@@ -1,5 +1,7 @@
 """Device. What a proposer keeps, from one round to the next, of what the target saw."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -54,6 +56,11 @@ def see_round(seen: Seen, view: RowView, seen_BJX: jax.Array, num_kept_B: jax.Ar
         first_R=seen.first_R.at[rows_B].set(view.len_B - 1, mode="drop"),
         count_R=seen.count_R.at[rows_B].set(num_kept_B, mode="drop"),
     )
+
+
+def forget_row(seen: Seen, row: jax.Array) -> Seen:
+    """A request takes the row (i32[]): nothing of it was seen yet."""
+    return dataclasses.replace(seen, count_R=seen.count_R.at[row].set(0))
 
 
 def to_take_in(seen: Seen, view: RowView) -> tuple[jax.Array, jax.Array, jax.Array]:

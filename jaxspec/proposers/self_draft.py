@@ -65,4 +65,5 @@ def self_draft(
         lambda weights, state, rows_B, tokens, seen_BTX: state,
         propose,
         is_in_target_pool=True,
+        page_lookahead=0,
     )

@@ -1,16 +1,46 @@
-"""Host. Continuous batching: who joins, whose prompt advances, who decodes, in one plan a step."""
+"""Host. Continuous batching: who joins, whose prompt advances, who decodes and how far, in one plan a step.
 
-from collections import deque
+There is one way in. A sequence is admitted with its committed tokens: a prompt, or prompt and answer so far of one that
+had to give its pages up; with or without pages that hold its first tokens already.
+"""
+
+from bisect import insort
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from jaxspec.cache.allocator import PageAllocator
-from jaxspec.errors import CapacityError
+from jaxspec.cache.prefix import PageNames
+from jaxspec.errors import CapacityError, QueueFullError
 from jaxspec.scheduler.request import SequenceState
 
 
 @dataclass(frozen=True)
+class Limits:
+    """What a scheduler plans with.
+
+    max_rows: sequences that run at once; num_pages of block_size tokens each; max_chunk_tokens: of prompts in a step,
+    all together. tokens_per_round: the most that a decode round adds to a sequence; max_rounds: rounds in a step at
+    most. lookahead: tokens behind a page that its entries depend on, None: pages are not shared. is_by_priority: lower
+    priorities first, not the first to come. max_queued: sequences that may wait for more than a free row, None: any
+    number. is_exact: entries made by decode rounds never stand for those of a prefill. So nothing is ever preempted, a
+    sequence has every page it can need at once, and answers are not shared.
+    """
+
+    max_rows: int
+    num_pages: int
+    block_size: int
+    max_chunk_tokens: int
+    tokens_per_round: int = 1
+    max_rounds: int = 1
+    lookahead: int | None = None
+    is_by_priority: bool = False
+    max_queued: int | None = None
+    is_exact: bool = False
+
+
+@dataclass(frozen=True)
 class PrefillChunk:
-    """Tokens [start, start + num_tokens) of a sequence's prompt; 0 tokens for a prompt of one."""
+    """Tokens [start, start + num_tokens) of a sequence; 0 tokens for a prompt of one."""
 
     sequence: SequenceState
     start: int
@@ -19,25 +49,35 @@ class PrefillChunk:
 
 @dataclass(frozen=True)
 class Plan:
-    """One step, in order: rows to set, chunks to run, then one batch of decode rounds."""
+    """One step, in order: rows to set, chunks to run, then one batch of at most num_rounds decode rounds.
 
+    preempted: who has lost its row and pages, and waits. Chunks run in this order: a page may be read by the next chunk
+    that one chunk fills.
+    """
+
+    preempted: tuple[SequenceState, ...]
     admitted: tuple[SequenceState, ...]
     chunks: tuple[PrefillChunk, ...]
     decoding: tuple[SequenceState, ...]
+    num_rounds: int
 
 
 class Scheduler:
-    """First come, first served. A sequence is admitted when a row and every page it can ever need are free, so that
-    no running sequence has to be thrown out; prompts advance by at most `max_chunk_tokens` a step, all together."""
+    """Runs sequences in their order: first come, first served, or by priority.
 
-    def __init__(self, *, max_rows: int, num_pages: int, block_size: int, max_chunk_tokens: int):
-        self._max_chunk_tokens = max_chunk_tokens
-        self._block_size = block_size
-        self._free_rows = list(range(max_rows - 1, -1, -1))
-        self._waiting: deque[SequenceState] = deque()
+    A sequence takes pages for its tokens and the rounds of a step. When they run short, the last in order of those that
+    run gives its own up and waits again, in its place in the order; so the first always advances. Prompts advance by at
+    most `max_chunk_tokens` a step, all together, and none keeps running sequences waiting for longer.
+    """
+
+    def __init__(self, limits: Limits):
+        self.limits = limits
+        self.allocator = PageAllocator(limits.num_pages)
+        self._free_rows = list(range(limits.max_rows - 1, -1, -1))
+        self._waiting: list[SequenceState] = []  # in order
         self._prefilling: list[SequenceState] = []
         self._decoding: list[SequenceState] = []
-        self.allocator = PageAllocator(num_pages)
+        self._num_added = 0
 
     @property
     def num_waiting(self) -> int:
@@ -53,11 +93,6 @@ class Scheduler:
         return tuple(self._decoding)
 
     @property
-    def only_decodes(self) -> bool:
-        """Whether no prompt waits for a row or for its next chunk."""
-        return not self._waiting and not self._prefilling
-
-    @property
     def has_work(self) -> bool:
         return bool(self._waiting or self._prefilling or self._decoding)
 
@@ -65,26 +100,128 @@ class Scheduler:
         """Queue a sequence.
 
         Raises:
+            QueueFullError: too many wait.
             CapacityError: it could never run, however long it waited.
         """
-        need, have = self._pages_for(sequence), self.allocator.num_pages
+        limits = self.limits
+        need, have = self._pages_for(sequence.max_len), self.allocator.num_pages
         if need > have:
             raise CapacityError(
                 f"the request may grow to {sequence.max_len} tokens, {need} pages, but the cache has {have}; "
                 "lower max_tokens or raise num_pages"
             )
-        self._waiting.append(sequence)
+        if limits.max_queued is not None and self.num_waiting - len(self._free_rows) >= limits.max_queued:
+            raise QueueFullError(
+                f"{self.num_waiting} answers wait, and max_queued_requests={limits.max_queued} may; try again later"
+            )
+        sequence.arrival, self._num_added = self._num_added, self._num_added + 1
+        if limits.lookahead is not None:
+            sequence.names = PageNames(limits.block_size, limits.lookahead, sequence.cache_salt)
+        insort(self._waiting, sequence, key=self._order)
 
     def plan(self) -> Plan:
-        """What to run now. The caller runs all of it, then calls `finish` for what ended."""
-        admitted = []
-        while self._waiting and self._can_admit(self._waiting[0]):
-            admitted.append(self._admit(self._waiting.popleft()))
-        chunks = self._chunks()
-        return Plan(tuple(admitted), chunks, self.decoding)
+        """What to run now. The caller runs all of it, tells `commit` of every round, and `finish` of what ended."""
+        preempted = self._make_room()
+        budget = self.limits.max_chunk_tokens
+        admitted, chunks = [], []
+        for sequence in list(self._prefilling):
+            if budget <= 0:
+                break
+            chunks.append(self._next_chunk(sequence, budget))
+            budget -= chunks[-1].num_tokens
+        while budget > 0 and self._waiting and self._can_admit(self._waiting[0]):
+            admitted.append(self._admit(self._waiting.pop(0)))
+            chunks.append(self._next_chunk(admitted[-1], budget))
+            budget -= chunks[-1].num_tokens
+        return Plan(tuple(preempted), tuple(admitted), tuple(chunks), self.decoding, self._settle_rounds())
+
+    def commit(self, sequence: SequenceState, token_ids: Sequence[int], *, is_taken_in: bool = True) -> None:
+        """Take what one decode round added. is_taken_in: its first pass has put all tokens before these into every
+        cache, the drafter's too; else their pages are shared after a later round that has."""
+        num_before = len(sequence.token_ids)
+        sequence.token_ids.extend(token_ids)
+        if is_taken_in and not self.limits.is_exact:
+            self._name_pages(sequence, num_before)
 
     def finish(self, sequence: SequenceState) -> None:
         """Forget a sequence wherever it stands; its row and pages are free at once."""
+        self._leave(sequence)
+
+    def preempt(self, sequence: SequenceState) -> None:
+        """Take a running sequence's row and pages; it waits, and goes on with what is committed."""
+        self._leave(sequence)
+        sequence.num_prefilled = sequence.num_named = 0
+        insort(self._waiting, sequence, key=self._order)
+
+    def preempt_all(self) -> None:
+        """Nothing that any page holds is left: everyone who runs waits, and begins with an empty cache."""
+        for sequence in [*self._prefilling, *self._decoding]:
+            self.preempt(sequence)
+        self.forget_pages()
+
+    def forget_pages(self) -> None:
+        """Nothing runs, and what the pages hold is no longer what it was."""
+        assert not self.num_running, "pages in use cannot be forgotten"
+        self.allocator.forget()
+
+    def reserve(self) -> None:
+        """Take every page that those who decode may ever need, for a caller that runs rounds of its own."""
+        for sequence in self._decoding:
+            self._grow(sequence, sequence.max_len)
+
+    def audit(self) -> None:
+        """Every page and row is held or free; cheap, and run by tests after each step."""
+        running = self._prefilling + self._decoding
+        self.allocator.audit(page for sequence in running for page in sequence.pages)
+        rows = [sequence.row for sequence in running] + self._free_rows
+        assert len(rows) == len(set(rows)) == self.limits.max_rows, "a row is held twice, or lost"
+        assert self._waiting == sorted(self._waiting, key=self._order), "the queue is out of order"
+
+    def _order(self, sequence: SequenceState) -> tuple[int, int]:
+        return sequence.priority if self.limits.is_by_priority else 0, sequence.arrival
+
+    def _pages_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.limits.block_size)
+
+    def _extent(self, sequence: SequenceState, num_rounds: int) -> int:
+        """Tokens whose places so many more rounds may write: the last token that a round adds has no entry yet."""
+        if self.limits.is_exact:
+            return sequence.max_len
+        ahead = num_rounds * self.limits.tokens_per_round
+        return min(sequence.max_len, len(sequence.token_ids) + ahead - 1)
+
+    def _num_missing(self, sequences: Iterable[SequenceState], num_rounds: int) -> int:
+        """Pages that they lack for so many rounds."""
+        return sum(
+            max(0, self._pages_for(self._extent(sequence, num_rounds)) - len(sequence.pages)) for sequence in sequences
+        )
+
+    def _grow(self, sequence: SequenceState, num_tokens: int) -> None:
+        num_missing = self._pages_for(num_tokens) - len(sequence.pages)
+        if num_missing > 0:
+            sequence.pages += self.allocator.allocate(num_missing)
+
+    def _make_room(self) -> list[SequenceState]:
+        """Give everyone who decodes the pages of one round, in order, at the cost of the last; returns who paid."""
+        preempted = []
+        for sequence in sorted(self._decoding, key=self._order):
+            while sequence.row >= 0 and not self.allocator.can_allocate(self._num_missing([sequence], 1)):
+                preempted.append(max(self._prefilling + self._decoding, key=self._order))
+                self.preempt(preempted[-1])
+            if sequence.row >= 0:
+                self._grow(sequence, self._extent(sequence, 1))
+        return preempted
+
+    def _settle_rounds(self) -> int:
+        """As many rounds as there are pages for, and one only while prompts wait for a row or for their next chunk."""
+        num_rounds = 1 if self._waiting or self._prefilling else self.limits.max_rounds
+        while num_rounds > 1 and not self.allocator.can_allocate(self._num_missing(self._decoding, num_rounds)):
+            num_rounds -= 1
+        for sequence in self._decoding:
+            self._grow(sequence, self._extent(sequence, num_rounds))
+        return num_rounds
+
+    def _leave(self, sequence: SequenceState) -> None:
         for queue in (self._waiting, self._prefilling, self._decoding):
             if sequence in queue:
                 queue.remove(sequence)
@@ -93,40 +230,59 @@ class Scheduler:
             self.allocator.free(sequence.pages)
             sequence.row, sequence.pages = -1, []
 
-    def audit(self) -> None:
-        """Every page and row is held once or free; cheap, and run by tests after each step."""
-        running = self._prefilling + self._decoding
-        self.allocator.audit(page for sequence in running for page in sequence.pages)
-        rows = [sequence.row for sequence in running] + self._free_rows
-        assert len(rows) == len(set(rows)), "a row is held twice"
+    def _num_shareable(self, sequence: SequenceState, num_tokens: int) -> int:
+        """Pages that are whole once num_tokens went through the target. A drafter may be one token behind, and those
+        that look ahead are as many as they look."""
+        assert sequence.names is not None
+        return sequence.names.num_nameable(num_tokens if self.limits.lookahead else num_tokens - 1)
 
-    def _pages_for(self, sequence: SequenceState) -> int:
-        return -(-sequence.max_len // self._block_size)
+    def _find(self, sequence: SequenceState) -> list[int]:
+        """Pages that hold its first tokens. At least one token is left to prefill, and as many as a drafter's entries
+        look ahead, so that its state of the row begins with them."""
+        if sequence.names is None or not sequence.may_hit:
+            return []
+        num_pages = self._num_shareable(sequence, len(sequence.token_ids) - 1)
+        return self.allocator.find(sequence.names.first(num_pages, sequence.token_ids))
 
     def _can_admit(self, sequence: SequenceState) -> bool:
-        return bool(self._free_rows) and self.allocator.can_allocate(self._pages_for(sequence))
+        """Whether there is a row, and pages for it and for the next rounds of those who run: else it would soon pay."""
+        found = self._find(sequence)
+        num_new = self._pages_for(self._extent(sequence, 1)) - len(found)
+        num_spared = self._num_missing(self._prefilling + self._decoding, 2)
+        return bool(self._free_rows) and self.allocator.can_allocate(num_new + num_spared, found)
 
     def _admit(self, sequence: SequenceState) -> SequenceState:
-        sequence.row = self._free_rows.pop()
-        sequence.pages = self.allocator.allocate(self._pages_for(sequence))
+        found = self._find(sequence)
+        self.allocator.hold(found)
+        sequence.row, sequence.pages = self._free_rows.pop(), found
+        sequence.num_prefilled = len(found) * self.limits.block_size
+        sequence.num_named = len(found)
+        if sequence.num_cached_tokens is None:
+            sequence.num_cached_tokens = sequence.num_prefilled
+        self._grow(sequence, self._extent(sequence, 1))
         self._prefilling.append(sequence)
         return sequence
 
-    def _chunks(self) -> tuple[PrefillChunk, ...]:
-        """Split the step's token budget over the prompts in line; a prompt that completes decodes in this very step.
+    def _next_chunk(self, sequence: SequenceState, budget: int) -> PrefillChunk:
+        """Part of the step's budget for a prompt in line; one that completes decodes in this very step.
 
         Every prompt has at least one chunk, so that the proposer sees it: one of 0 tokens where there is only one.
         """
-        budget = self._max_chunk_tokens
-        chunks = []
-        for sequence in list(self._prefilling):
-            num_tokens = min(sequence.num_to_prefill, budget)
-            chunks.append(PrefillChunk(sequence, sequence.num_prefilled, num_tokens))
-            sequence.num_prefilled += num_tokens
-            budget -= num_tokens
-            if sequence.num_to_prefill == 0:
-                self._prefilling.remove(sequence)
-                self._decoding.append(sequence)
-            if budget <= 0:
-                break
-        return tuple(chunks)
+        num_tokens = min(sequence.num_to_prefill, budget)
+        chunk = PrefillChunk(sequence, sequence.num_prefilled, num_tokens)
+        sequence.num_prefilled += num_tokens
+        self._name_pages(sequence, sequence.num_prefilled)
+        if sequence.num_to_prefill == 0:
+            self._prefilling.remove(sequence)
+            self._decoding.append(sequence)
+        return chunk
+
+    def _name_pages(self, sequence: SequenceState, num_tokens: int) -> None:
+        """Share the pages that nothing will change any more, when all caches have taken in num_tokens."""
+        if sequence.names is None:
+            return
+        num_pages = self._num_shareable(sequence, num_tokens)
+        names = sequence.names.first(num_pages, sequence.token_ids)
+        for index in range(sequence.num_named, num_pages):
+            self.allocator.name(sequence.pages[index], names[index])
+        sequence.num_named = max(sequence.num_named, num_pages)

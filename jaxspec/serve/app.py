@@ -202,7 +202,10 @@ class Server:
             new_parser=functools.partial(self._new_parser, tools, reasons),
         )
         request.state.facts = {"response_id": envelope.id, "prompt_tokens": sum(envelope.prompt_lens)}
-        outputs = within(run_prompts(self.engine, prompts, params, envelope.id), self.config.request_timeout_s)
+        outputs = run_prompts(
+            self.engine, prompts, params, envelope.id, priority=wanted.priority, cache_salt=wanted.cache_salt
+        )
+        outputs = within(outputs, self.config.request_timeout_s)
         if not wanted.stream:
             async with aclosing(outputs):
                 body = await unless_disconnected(request, whole(envelope, outputs))

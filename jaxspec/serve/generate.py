@@ -47,11 +47,19 @@ class ServedEngine(Protocol):
     @property
     def compiles_after_ready(self) -> int: ...
 
-    def generate(self, prompt: Any, params: SamplingParams, request_id: str) -> AsyncIterator[Any]: ...
+    def generate(
+        self, prompt: Any, params: SamplingParams, request_id: str, priority: int = 0
+    ) -> AsyncIterator[Any]: ...
 
 
 async def run_prompts(
-    engine: ServedEngine, prompts: Sequence[list[int]], params: SamplingParams, request_id: str
+    engine: ServedEngine,
+    prompts: Sequence[list[int]],
+    params: SamplingParams,
+    request_id: str,
+    *,
+    priority: int = 0,
+    cache_salt: str | None = None,
 ) -> AsyncGenerator[tuple[int, Any], None]:
     """(prompt's index, output) of all prompts, in the order the engine gives them.
 
@@ -63,7 +71,8 @@ async def run_prompts(
         """Pass on the prompt's outputs, then None, or the error that ended it."""
         end = None
         try:
-            outputs = engine.generate({"prompt_token_ids": ids}, params, f"{request_id}-{index}")
+            prompt = {"prompt_token_ids": ids} | ({} if cache_salt is None else {"cache_salt": cache_salt})
+            outputs = engine.generate(prompt, params, f"{request_id}-{index}", priority)
             async with aclosing(outputs):  # pyright: ignore[reportArgumentType]
                 async for output in outputs:
                     arrived.put_nowait((index, output))

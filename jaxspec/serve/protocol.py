@@ -25,7 +25,6 @@ SAMPLING_FIELDS = (
 NOT_YET: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "suffix": ("",),
-    "priority": (0,),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
 }
@@ -72,6 +71,8 @@ class GenerationRequest(WireModel):
     stream_options: StreamOptions | None = None
     user: str | None = None  # a label for the caller's own books
     return_token_origins: bool = False  # beside each choice its tokens, and where each came from
+    priority: int = 0  # lower first, of an engine that schedules by priority
+    cache_salt: str | None = None  # what the cache holds of the prompt is for requests of the same salt alone
     sampling: dict[str, Any] = Field(default_factory=dict)
 
     @property

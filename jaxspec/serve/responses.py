@@ -86,13 +86,15 @@ class Envelope:
             ]
         return choice
 
-    def usage(self, num_completion_tokens: int) -> dict[str, int]:
-        """Tokens read and written; a prompt counts once, however many choices it has."""
+    def usage(self, num_completion_tokens: int, num_cached_tokens: int = 0) -> dict[str, Any]:
+        """Tokens read and written; a prompt counts once, however many choices it has. num_cached_tokens: those of the
+        prompts that the cache held."""
         num_prompt_tokens = sum(self.prompt_lens)
         return {
             "prompt_tokens": num_prompt_tokens,
             "completion_tokens": num_completion_tokens,
             "total_tokens": num_prompt_tokens + num_completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": num_cached_tokens},
         }
 
 
@@ -124,6 +126,7 @@ class Tally:
     choices: list[Piece] = field(init=False)
     prompt_logprobs: dict[int, list[TokenLogprobs | None]] = field(default_factory=dict)  # by prompt
     num_completion_tokens: int = 0
+    num_cached_tokens: int = 0
     acceptance: AcceptanceStats | None = None
 
     def __post_init__(self):
@@ -148,6 +151,7 @@ class Tally:
                 if joined.says_something or (joined.tokens and self.envelope.returns_origins):
                     brought.append((index, joined))
         if output.finished:
+            self.num_cached_tokens += output.num_cached_tokens or 0
             self._add_acceptance(getattr(output.metrics, "speculative_decoding", None))
             if output.prompt_logprobs is not None:
                 self.prompt_logprobs[prompt_index] = output.prompt_logprobs
@@ -225,7 +229,8 @@ class Tally:
     def totals(self) -> dict[str, Any]:
         """Usage, and how speculation went where it ran."""
         metrics = {"speculative_decoding": self.acceptance.as_dict()} if self.acceptance else None
-        return {"usage": self.usage(), "metrics": metrics}
+        usage = self.envelope.usage(self.num_completion_tokens, self.num_cached_tokens)
+        return {"usage": usage, "metrics": metrics}
 
     def chat_prompt_logprobs(self) -> dict[str, Any]:
         """A chat's own field, where asked for."""

@@ -172,7 +172,8 @@ class _Rounds:
         params, config, shapes = SamplingParams(temperature=0), self._target.config, self._programs.shapes
         admission = pack.pack_admission(
             row=row,
-            prompt_token_ids=[index % _PERIOD % config.vocab_size for index in range(context)],
+            token_ids=[index % _PERIOD % config.vocab_size for index in range(context)],
+            num_prompt_tokens=context,
             max_model_len=shapes.max_model_len,
             min_len=0,
             max_len=shapes.max_model_len,

@@ -87,7 +87,8 @@ def pack_chunk(row: int, start: int, num_tokens: int, pages: Sequence[int], page
 def pack_admission(
     *,
     row: int,
-    prompt_token_ids: Sequence[int],
+    token_ids: Sequence[int],
+    num_prompt_tokens: int,
     max_model_len: int,
     min_len: int,
     max_len: int,
@@ -97,7 +98,9 @@ def pack_admission(
     sampling: SamplingTable,
     edits: EditTable,
 ) -> Admission:
-    """A request's row; sampling: `sampling.table.table_row`; edits: `sampling.edit_table.edit_row`.
+    """A request's row: its committed tokens, of which the first num_prompt_tokens are its prompt's.
+
+    sampling: `sampling.table.table_row`; edits: `sampling.edit_table.edit_row`.
 
     Raises:
         RequestError: more stop ids than the device table holds.
@@ -108,16 +111,17 @@ def pack_admission(
             param="stop_token_ids",
         )
     history = np.zeros(max_model_len, np.int32)
-    history[: len(prompt_token_ids)] = prompt_token_ids
+    history[: len(token_ids)] = token_ids
     stops = np.full(MAX_STOP_IDS, -1, np.int32)
     stops[: len(stop_ids)] = stop_ids
     return Admission(
         row=np.int32(row),  # pyright: ignore[reportArgumentType]
         history_C=history,  # pyright: ignore[reportArgumentType]
         # min_tokens may be any number; beyond max_len all mean the same.
-        limits_4=np.array(  # pyright: ignore[reportArgumentType]
+        limits_5=np.array(  # pyright: ignore[reportArgumentType]
             [
-                len(prompt_token_ids),
+                len(token_ids),
+                num_prompt_tokens,
                 min(min_len, max_len),
                 max_len,
                 min(NO_LIMIT, NO_LIMIT if max_drafts is None else max_drafts),

@@ -22,17 +22,18 @@ class Admission:
     """One request's row, as the host sends it (step/pack.py)."""
 
     row: jax.Array  # i32[]
-    history_C: jax.Array  # i32, the prompt, then zeros
-    limits_4: jax.Array  # i32: tokens in the prompt, min_len, max_len, max_drafts
+    history_C: jax.Array  # i32, the committed tokens, then zeros
+    limits_5: jax.Array  # i32: committed tokens, those of the prompt, min_len, max_len, max_drafts
     wants_logprobs: jax.Array  # bool[]
     stop_ids_W: jax.Array  # i32, -1 = none
     sampling: SamplingTable  # of this row alone: its columns have no B
     edits: EditTable  # likewise
 
 
-def admit(state: DecodeState, admission: Admission) -> DecodeState:
-    """Set every table of the row; whatever the row held before is forgotten."""
-    row, (num_prompt, min_len, max_len, max_drafts) = admission.row, admission.limits_4
+def admit(proposer: Proposer, state: DecodeState, admission: Admission) -> DecodeState:
+    """Set every table of the row; whatever the row held before is forgotten. One that goes on with an answer has more
+    committed tokens than its prompt's, and nothing else tells it from one that begins."""
+    row, (length, num_prompt, min_len, max_len, max_drafts) = admission.row, admission.limits_5
 
     def set_row(table, values):
         return jax.tree.map(lambda column, value: column.at[row].set(value), table, values)
@@ -41,7 +42,7 @@ def admit(state: DecodeState, admission: Admission) -> DecodeState:
         state,
         history_RC=state.history_RC.at[row].set(admission.history_C),
         prompt_len_R=state.prompt_len_R.at[row].set(num_prompt),
-        len_R=state.len_R.at[row].set(num_prompt),
+        len_R=state.len_R.at[row].set(length),
         min_len_R=state.min_len_R.at[row].set(min_len),
         max_len_R=state.max_len_R.at[row].set(max_len),
         is_finished_R=state.is_finished_R.at[row].set(False),
@@ -50,12 +51,14 @@ def admit(state: DecodeState, admission: Admission) -> DecodeState:
         stop_ids_RW=state.stop_ids_RW.at[row].set(admission.stop_ids_W),
         table=set_row(state.table, admission.sampling),
         edits=set_row(state.edits, admission.edits),
+        proposer=state.proposer if proposer.forget is None else proposer.forget(state.proposer, row),
     )
 
 
 @struct.dataclass
 class Chunk:
-    """Tokens [start, start + num_tokens) of one row's prompt; num_tokens is at most the program's T, and may be 0."""
+    """Tokens [start, start + num_tokens) of one row's committed ones; num_tokens is at most the program's T, and may
+    be 0. A row's first chunk may start behind pages that are filled already."""
 
     row: jax.Array  # i32[]
     start: jax.Array  # i32[]

@@ -194,7 +194,8 @@ def _program_list(target: Target, proposer: Proposer, shapes: Shapes, weights: A
     vocab_size = target.config.vocab_size
     admission = pack.pack_admission(
         row=0,
-        prompt_token_ids=[],
+        token_ids=[],
+        num_prompt_tokens=0,
         max_model_len=shapes.max_model_len,
         min_len=0,
         max_len=0,
@@ -204,7 +205,7 @@ def _program_list(target: Target, proposer: Proposer, shapes: Shapes, weights: A
         sampling=table_row(SamplingParams(), np.zeros(2, np.uint32)),
         edits=edit_row(SamplingParams(), (), vocab_size, target.processors),
     )
-    yield "admit", lower(admit, 0, state, admission)
+    yield "admit", lower(functools.partial(admit, proposer), 0, state, admission)
 
     chunk = pack.pack_chunk(0, 0, 0, [], shapes.pages_per_row)
     for tokens in shapes.chunk_tokens:

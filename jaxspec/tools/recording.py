@@ -109,7 +109,7 @@ class Recorder:
                 bar.update(done - num_done)
                 num_done = done
         finally:
-            self._core.state = core.state
+            self._core.take_back(core.state)
         answers = []
         for one, request in zip(asked, requests, strict=True):
             (sequence,) = request.sequences

@@ -14,6 +14,7 @@ from jaxspec.proposers.base import RowView
 from jaxspec.sampling.table import neutral_table
 from tests.contracts.members import (
     MAX_LEN,
+    NUM_PAGES,
     PAGE_SIZE,
     PROPOSERS,
     ROWS,
@@ -229,3 +230,40 @@ def test_how_a_prompt_was_cut_does_not_matter(proposer, state, cut):
             pieces = fill(proposer, pieces, row, start, min(start + cut, length - 1))
     view = view_of([0, 1, 2], LENGTHS)
     np.testing.assert_array_equal(guess(proposer, pieces, view)[0], guess(proposer, whole, view)[0])
+
+
+@pytest.mark.parametrize(("num_shared", "cut"), [(1, 8), (2, 1), (2, 3)])
+def test_pages_of_another_row_are_as_good_as_ones_own(proposer, state, num_shared, cut):
+    """A row whose first pages another has filled guesses what it would have, leaves those as they are, and takes
+    nothing from the request before it; so does a row that goes on with an answer, which is a longer prompt."""
+    if proposer.page_lookahead is None:
+        return
+    length, start, row = 15, num_shared * PAGE_SIZE, 2
+    assert length - 1 - start >= max(1, proposer.page_lookahead)
+    donor = filled(proposer, state, [length])
+    lengths, only = [length, 1, 1], [True, False, False]
+    wanted, wanted_counts, _ = guess(proposer, donor, view_of([0, 1, 2], lengths, active=only))
+    # The row's last request ended where the shared pages end: its state must not be taken for this one's.
+    donor = fill(proposer, donor, row, 0, start)
+    if proposer.forget is not None:
+        donor = jax.jit(proposer.forget)(donor, np.int32(row))
+    pages = pages_of(0)[:num_shared] + pages_of(row)[num_shared:]
+    pages_1M, after = jnp.asarray([pages], jnp.int32), donor
+    for at in range(start, length - 1, cut):
+        tokens = tokens_of(0, at, min(at + cut, length - 1))
+        slots_1T = slots_of(tokens.positions_BT, pages_1M, PAGE_SIZE)
+        tokens = dataclasses.replace(tokens, pages_BM=pages_1M, slots_BT=slots_1T)
+        seen = seen_of(proposer, 0, at, MAX_LEN)
+        after = programs(proposer)[0](make_weights(), after, np.array([row], np.int32), tokens, seen)
+    view = view_of([0, 1, 2], lengths, active=only)
+    view = dataclasses.replace(
+        view, rows_B=jnp.asarray([row, 1, 0], jnp.int32), pages_BM=view.pages_BM.at[0].set(pages_1M[0])
+    )
+    drafts, last = programs(proposer)[1](make_weights(), after, view)
+    np.testing.assert_array_equal(drafts.counts_B, wanted_counts)
+    np.testing.assert_array_equal(drafts.token_ids_BK, wanted)
+    for one, other in zip(jax.tree.leaves(donor), jax.tree.leaves(last), strict=True):
+        if one.ndim == 4 and one.shape[0] % NUM_PAGES == 0:
+            layers = np.arange(one.shape[0] // NUM_PAGES)[:, None] * NUM_PAGES
+            shared = (layers + np.array(pages[:num_shared])).ravel()
+            np.testing.assert_array_equal(np.asarray(one)[shared], np.asarray(other)[shared])

@@ -33,7 +33,8 @@ PAGES_PER_ROW = MAX_LEN // PAGE_SIZE
 def admission(row, temperature=0.0):
     params = SamplingParams(temperature=temperature, top_k=3, top_p=0.9, min_p=0.01)
     return pack.pack_admission(
-        row=row, prompt_token_ids=[1, 2, 3, 1, 2], max_model_len=MAX_LEN, min_len=6, max_len=MAX_LEN, max_drafts=None,
+        row=row, token_ids=[1, 2, 3, 1, 2], num_prompt_tokens=5, max_model_len=MAX_LEN,
+        min_len=6, max_len=MAX_LEN, max_drafts=None,
         wants_logprobs=bool(row), stop_ids=[19], sampling=table_row(params, np.array([row, 7], np.uint32)),
         edits=edit_row(params, (), V),
     )  # fmt: skip
@@ -55,7 +56,10 @@ def ready(proposer):
 def make_ready(proposer):
     """(weights, state, batch): two rows with a prompt, one greedy and one sampled, and a padded row."""
     weights, state = make_weights(), make_state(proposer)
-    bring_in, fill = jax.jit(admit), jax.jit(functools.partial(prefill, make_target(), proposer, 4))
+    bring_in, fill = (
+        jax.jit(functools.partial(admit, proposer)),
+        jax.jit(functools.partial(prefill, make_target(), proposer, 4)),
+    )
     for row in range(2):
         state = bring_in(state, admission(row, temperature=float(row)))
         state, _ = fill(weights, state, pack.pack_chunk(row, 0, 4, pages_of(row), PAGES_PER_ROW))
@@ -75,7 +79,7 @@ def check_output(packed, num_tokens):
 
 
 def test_admit(proposer):
-    check_step(admit, 0, make_state(proposer), admission(1))
+    check_step(functools.partial(admit, proposer), 0, make_state(proposer), admission(1))
 
 
 def test_prefill(proposer):

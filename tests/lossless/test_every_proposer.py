@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jaxspec import SamplingParams
+from tests.lossless.again import ask_again
 from tests.lossless.engines import MAX_MODEL_LEN, VOCAB_SIZE, custom, draft_model, make_engine, ngram
 from tests.lossless.replay import HostReplay, Script, replay_proposer, set_scripts
 from tests.oracle.llama import NumpyLlama, assert_says, continuation, row_of
@@ -148,3 +149,8 @@ def test_answers_are_those_of_the_naive_loop(case, target_oracle):
         drafts_of = guess or (lambda ids, limit, script=scripts[index]: script.drafts(len(ids), limit))
         wanted = histogram_of(K, prompt, answer.token_ids, drafts_of)
         assert output.metrics.speculative_decoding["acceptance_histogram"] == wanted
+    is_certain = [
+        min(answer.leads) > 1e-3 and (rule == "coupled" or params.is_greedy)
+        for (_, params), answer in zip(requests, answers, strict=True)
+    ]
+    ask_again(engine, requests, outputs, is_certain)

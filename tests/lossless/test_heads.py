@@ -20,6 +20,7 @@ from jaxspec.proposers.medusa import medusa
 from jaxspec.step import rounds
 from jaxspec.weights.checkpoint import open_checkpoint
 from jaxspec.weights.load import load
+from tests.lossless.again import ask_again
 from tests.lossless.engines import MAX_MODEL_LEN, custom, make_engine
 from tests.lossless.misled import expected_histogram, wrong_every
 from tests.lossless.test_every_proposer import answer_of, copied, histogram_of, make_requests
@@ -115,6 +116,7 @@ def test_answers_are_those_of_the_naive_loop(name, tmp_path, target, target_orac
             assert output.metrics.speculative_decoding["acceptance_histogram"] == wanted
             num_drafted += sum(wanted)
     assert num_drafted > 30
+    ask_again(engine, requests, outputs, [min(answer_of(target_oracle, *one).leads) > 1e-3 for one in requests])
 
 
 def test_several_modules_guess_what_a_naive_computation_does(tmp_path):
@@ -137,6 +139,7 @@ def test_several_modules_guess_what_a_naive_computation_does(tmp_path):
             assert output.metrics.speculative_decoding["acceptance_histogram"] == wanted
             num_kept += sum(wanted[1:])
     assert num_kept > 5
+    ask_again(engine, requests, outputs, [min(answer_of(target, *one).leads) > 1e-3 for one in requests])
 
 
 # T3: a target whose next token is a permutation of its last one, and heads that know it.

@@ -42,38 +42,46 @@ def engine(request, target, drafter):
         "draft_model": draft_model(K, drafter),
         "probabilistic": draft_model(K, drafter, "probabilistic"),
     }[method]
-    # Pages for two of the longest requests, and three rows: rows and pages both run short at times.
-    num_pages = 2 * MAX_LEN // block_size
+    # Three rows, and pages for hardly half of what they may need: rows and pages both run short at times.
+    num_pages = 3 * MAX_LEN // 2 // block_size
     return make_engine(
         target, config, block_size=block_size, num_pages=num_pages, max_model_len=MAX_LEN, compilation_cache_dir=None
     )
 
 
 def test_random_schedules_over_poisoned_pages(engine, target_oracle):
-    """Requests come, end and are aborted at random; after every step all that nobody holds is NaN again."""
+    """Requests come, end, are aborted and lose their pages at random, and many begin alike; after every step all pages
+    that mean nothing are NaN again."""
     rng = np.random.default_rng(0)
     core, scheduler = engine.core, engine.core.scheduler
-    requests, answers, num_steps = {}, {}, 0
+    requests, answers, num_steps, num_preempted = {}, {}, 0, 0
     while num_steps < 120 or core.has_work:
         num_steps += 1
         if num_steps < 120 and rng.random() < 0.3:
             name = str(len(requests))
             length = int(rng.choice([1, 3, 4, 5, 15, 16, 17, 30, MAX_LEN - 1]))
-            prompt = np.tile(rng.integers(0, VOCAB_SIZE, 6), 10)[:length].tolist()
+            prompt = np.tile(rng.integers(0, VOCAB_SIZE, 6), 10)
+            if rng.random() < 0.5:  # what others begin with, and their answers
+                others = [ids for r in requests.values() for ids in (r.sequences[0].state.token_ids,)]
+                start = others[rng.integers(len(others))] if others else [7] * 9
+                prompt = np.concatenate([start[: rng.integers(1, len(start) + 1)], prompt])
+            prompt = prompt[:length].tolist()
             params = SamplingParams(temperature=0, max_tokens=int(rng.integers(1, 24)), ignore_eos=True)
             requests[name] = core.add_request(name, {"prompt_token_ids": prompt}, params)
             answers[name] = (prompt, min(params.max_tokens, MAX_LEN - length))
         core.step()
         scheduler.audit()
         allocator = scheduler.allocator
-        assert allocator.num_free + allocator.num_used == core.config.num_pages
+        assert len(allocator.free_pages) + allocator.num_cached + allocator.num_used == core.config.num_pages
         held = {p for r in requests.values() for s in r.sequences for p in s.state.pages}
         assert len(held) == allocator.num_used
         if requests and rng.random() < 0.1:
             core.abort(rng.choice(list(requests)))
             scheduler.audit()
-        held = {p for r in requests.values() for s in r.sequences for p in s.state.pages}
-        poison_pages(core, set(range(core.config.num_pages)) - held)
+        if core.scheduler.num_running and rng.random() < 0.05:
+            scheduler.preempt(scheduler.decoding[-1] if scheduler.decoding else scheduler._prefilling[-1])
+            num_preempted += 1
+        poison_pages(core, allocator.free_pages)
     assert scheduler.allocator.num_used == 0
     num_finished = 0
     for name, request in requests.items():
@@ -86,6 +94,9 @@ def test_random_schedules_over_poisoned_pages(engine, target_oracle):
             assert_says(completion.token_ids, answer)
             num_finished += 1
     assert num_finished > 10
+    figures = core.metrics.snapshot()
+    assert num_preempted + figures["vllm:num_preemptions"] > 3
+    assert figures["vllm:prefix_cache_hits"] > 0
 
 
 def test_one_request_may_fill_the_pool(target, target_oracle):

@@ -14,6 +14,7 @@ from jaxspec.models.registry import family_of
 from jaxspec.proposers.draft_model import draft_model
 from jaxspec.step import rounds
 from jaxspec.weights.checkpoint import open_checkpoint
+from tests.lossless.again import ask_again
 from tests.lossless.engines import custom, make_engine
 from tests.lossless.misled import expected_histogram, wrong_every
 from tests.lossless.test_every_proposer import answer_of, make_requests
@@ -65,6 +66,7 @@ def test_every_round_drafts_what_a_naive_computation_does(method, tmp_path, targ
     engine.core.scheduler.audit()
     for output, (prompt, params) in zip(outputs, requests, strict=True):
         assert_says(output.outputs[0].token_ids, answer_of(target_oracle, prompt, params))
+    ask_again(engine, requests, outputs, [min(answer_of(target_oracle, *one).leads) > 1e-3 for one in requests])
     lengths = set()
     for ids, room, drafts in seen:
         logits = oracle.draft_logits(ids, K)

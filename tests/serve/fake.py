@@ -87,13 +87,17 @@ class FakeEngine:
         self.aborted: list[str] = []
         self.prompts: list[list[int]] = []
         self.params: list = []
+        self.priorities: list[int] = []
+        self.salts: list[str | None] = []
         self.fail_after_steps: int | None = None
         self.failure: Exception = RuntimeError("secret detail")
 
     def ids(self, text: str) -> list[int]:
         return [self.letters.index(letter) for letter in text]
 
-    async def generate(self, prompt, params, request_id):
+    async def generate(self, prompt, params, request_id, priority=0):
+        self.salts.append(prompt.get("cache_salt"))
+        self.priorities.append(priority)
         prompt_ids = prompt["prompt_token_ids"]
         if not all(0 <= token_id < len(self.letters) for token_id in prompt_ids):
             raise RequestError("a prompt token is outside the vocabulary", param="prompt")
@@ -145,6 +149,7 @@ class FakeEngine:
                     None
                     if params.prompt_logprobs is None
                     else [None, *(logprob_of(LETTERS[i], params.prompt_logprobs) for i in prompt_ids[1:])],
+                    num_cached_tokens=min(4, len(prompt_ids) - 1),
                 )
                 await asyncio.sleep(0)
                 while self.hold and self.only_holds in (None, request_id):

@@ -10,6 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from jaxspec.config.server import ServerConfig
+from jaxspec.errors import CapacityError, QueueFullError
 from tests.serve.fake import ANSWER, LETTERS, LIMIT, FakeEngine, ids, serving
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -48,7 +49,9 @@ def test_a_completion(client, engine):
     assert body["choices"] == [
         {"index": 0, "text": ANSWER[:9], "logprobs": None, "finish_reason": "length", "stop_reason": None}
     ]
-    assert body["usage"] == {"prompt_tokens": 5, "completion_tokens": 9, "total_tokens": 14}
+    assert body["usage"] == {
+        "prompt_tokens": 5, "completion_tokens": 9, "total_tokens": 14, "prompt_tokens_details": {"cached_tokens": 4}
+    }  # fmt: skip
     assert body["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] == 6
     assert engine.prompts == [ids("hello")]
     assert engine.running == set()
@@ -64,7 +67,8 @@ def test_a_chat(client, engine):
     prompt = "user:hello\nassistant:"
     assert engine.prompts == [ids(prompt)]
     assert body["usage"] == {
-        "prompt_tokens": len(prompt), "completion_tokens": len(ANSWER), "total_tokens": len(prompt) + len(ANSWER)
+        "prompt_tokens": len(prompt), "completion_tokens": len(ANSWER), "total_tokens": len(prompt) + len(ANSWER),
+        "prompt_tokens_details": {"cached_tokens": 4},
     }  # fmt: skip
     # without a limit a chat answer may fill the context
     assert engine.params[0].max_tokens == LIMIT - len(prompt)
@@ -423,6 +427,23 @@ def test_a_scrape_agrees_with_the_responses(client):
     }
     assert {key: after[name] - before[name] for key, name in names.items()} == totals
     assert totals["num_output_tokens"] == 16 * (1 + 2 + 3 + 6)
+
+
+def test_a_full_queue_is_told_apart_from_what_never_fits(client, engine):
+    engine.fail_after_steps = 0
+    for failure, status in ((QueueFullError("later"), 429), (CapacityError("never"), 400)):
+        engine.failure = failure
+        for more in ({}, {"stream": True}):
+            response = client.post(COMPLETIONS, P | more)
+            assert (response.status, response.json["error"]["message"]) == (status, str(failure))
+
+
+def test_priority_and_salt_reach_the_engine(client, engine):
+    client.post(COMPLETIONS, P | {"priority": -2, "cache_salt": "mine"})
+    client.post(CHAT, HELLO)
+    assert (engine.priorities, engine.salts) == ([-2, 0], ["mine", None])
+    response = client.post(COMPLETIONS, P | {"priority": "high"})
+    assert (response.status, response.json["error"]["param"]) == (400, "priority")
 
 
 def test_an_api_key_guards_what_answers(engine):

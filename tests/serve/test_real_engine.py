@@ -84,6 +84,9 @@ def test_the_same_text_streamed_or_not_alone_or_among_others(client):
     assert alone["usage"]["completion_tokens"] == 24
     chunks = client.stream(COMPLETIONS, greedy(stream_options={"include_usage": True}))
     assert "".join(choice["text"] for chunk in chunks for choice in chunk["choices"]) == alone["choices"][0]["text"]
+    assert alone["usage"].pop("prompt_tokens_details")["cached_tokens"] == 0
+    # The second time all but a part of the last page is there already.
+    assert chunks[-1]["usage"].pop("prompt_tokens_details")["cached_tokens"] > 0
     assert chunks[-1]["usage"] == alone["usage"]
     prompts = ["abcabcabc", "hello", "xyz" * 12, "q"]
     with ThreadPoolExecutor(8) as pool:

@@ -139,7 +139,8 @@ def test_the_command_serves_until_it_is_interrupted(command):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     body = client.post("/v1/completions", {"prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": True}).json
-    assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    usage = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    assert body["usage"] == usage | {"prompt_tokens_details": {"cached_tokens": 0}}
     assert body["metrics"] is None  # nothing was speculated
     # Asked to end, it takes nobody more, and answers whom it has taken.
     answers = []

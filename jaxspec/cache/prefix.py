@@ -1,0 +1,39 @@
+"""Host. Names of full pages: a page is named by every token that its entries depend on, so that a name says it all."""
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+
+class PageNames:
+    """The names of one sequence's pages, made as its tokens come; committed tokens never change.
+
+    A page's entries depend on all tokens up to its end, and a drafter's also on the `lookahead` tokens behind it (a
+    head that pairs a state with the token that follows has 1). The names are digests of these, chained page by page:
+    equal names mean equal tokens, and the same salt.
+    """
+
+    def __init__(self, block_size: int, lookahead: int, salt: str | None = None):
+        self._block_size, self._lookahead = block_size, lookahead
+        self._chain = [_digest(b"" if salt is None else b"salt" + salt.encode())]
+        self._names: list[bytes] = []
+
+    def num_nameable(self, num_tokens: int) -> int:
+        """How many pages can be named when so many tokens are known."""
+        return max(0, num_tokens - self._lookahead) // self._block_size
+
+    def first(self, num_pages: int, token_ids: Sequence[int]) -> list[bytes]:
+        """The names of the first pages, `num_nameable` of them at most."""
+        for index in range(len(self._names), num_pages):
+            start, end = index * self._block_size, (index + 1) * self._block_size
+            self._chain.append(_digest(self._chain[index], token_ids[start:end]))
+            behind = token_ids[end : end + self._lookahead]
+            assert len(behind) == self._lookahead, f"{index=} needs more tokens than {len(token_ids)}"
+            self._names.append(_digest(self._chain[-1], behind) if behind else self._chain[-1])
+        return self._names[:num_pages]
+
+
+def _digest(parent: bytes, token_ids: Sequence[int] = ()) -> bytes:
+    """256 bits: two texts with one digest are not to be found."""
+    return hashlib.blake2b(parent + np.asarray(token_ids, np.int64).tobytes(), digest_size=32).digest()
