@@ -68,7 +68,25 @@ class Int8Pool:
         return self.values_PGSH.shape
 
 
-Pool = jax.Array | Int8Pool  # pages of one cache, [P, heads, S, H]
+@struct.dataclass
+class ChainPool:
+    """What passes that are differentiated keep in place of pages: each token's entries, as they are.
+
+    A row holds T chains side by side. A chain's first token is the row's at its own place; a later pass has one more
+    token of every chain (training-time test), and sees what `jaxspec.models.chains` says.
+    """
+
+    past: tuple[jax.Array, ...]  # f32[L, B, T, heads, H] of each pass that is over
+    now_LBTGH: jax.Array | None  # f32, of the pass that runs; None where no later pass will read it
+    num_layers: int = struct.field(pytree_node=False)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As of a pool that has a page a layer, so that a layer's first page is its number."""
+        return self.num_layers, 0, 0, 0
+
+
+Pool = jax.Array | Int8Pool | ChainPool  # pages of one cache, [P, heads, S, H]; ChainPool: in training alone
 
 
 @struct.dataclass

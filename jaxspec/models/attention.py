@@ -11,10 +11,11 @@ from flax import struct
 from jaxspec.cache.pages import write_entries
 from jaxspec.config.model import ModelConfig
 from jaxspec.models.base import Tokens
+from jaxspec.models.chains import attend_chains
 from jaxspec.models.layers import NORM_DTYPE, linear, rms_norm
 from jaxspec.models.rope import Rotation, apply_rope
 from jaxspec.pallas_kernels.paged_attention import paged_attention
-from jaxspec.types import ArraySpec, Int8Pool, Pool
+from jaxspec.types import ArraySpec, ChainPool, Int8Pool, Pool
 
 
 @struct.dataclass
@@ -50,6 +51,17 @@ def attend(
     Returns:
         f32[B, T, Q, H or value_size], and the pool.
     """
+    if isinstance(pool, ChainPool):
+        return attend_chains(
+            q_BTQH,
+            entries_BTGH,
+            pool,
+            place.page_offset,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            value_size=value_size,
+        )
     B, T, entries, H = entries_BTGH.shape
     tokens = place.tokens
     slot_offset = place.page_offset * pool.shape[2]

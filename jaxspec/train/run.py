@@ -1,0 +1,136 @@
+"""Host. One training run: data, trainer, steps, checkpoints, log, evaluation, export."""
+
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from jaxspec.train.batches import Split, pack, split, training_batch
+from jaxspec.train.checkpoints import Checkpoints, check_recipe
+from jaxspec.train.config import TrainConfig
+from jaxspec.train.data.shards import Corpus, read_corpus
+from jaxspec.train.evaluate import evaluate
+from jaxspec.train.report import Log, plot, summary
+from jaxspec.train.step import Placement, TrainState, initial_state, make_eval, make_optimizer, make_step
+from jaxspec.train.target import FrozenTarget, open_target
+from jaxspec.train.trainers.base import Trainer
+from jaxspec.train.trainers.draft_model import draft_model
+from jaxspec.train.trainers.eagle3 import eagle3
+from jaxspec.train.trainers.medusa import medusa
+from jaxspec.train.vocabulary import commonest_tokens, coverage
+
+logger = logging.getLogger(__name__)
+
+EXPORTED = "drafter"  # the folder inside a run's that holds the finished drafter
+
+
+def make_trainer(
+    config: TrainConfig, target: FrozenTarget, target_weights: Any, corpus: Corpus, records: np.ndarray
+) -> Trainer:
+    """The method's trainer; a reduced vocabulary is counted over these records' answers."""
+    head: Any = config.head_config()
+    if config.method == "medusa":
+        return medusa(head, target, target_weights, dtype=config.dtype)
+    if config.method == "draft_model":
+        return draft_model(head, target, target_weights, dtype=config.dtype, seed=config.seed)
+    size, vocab_size = head.draft_vocab_size, target.config.vocab_size
+    target_ids = None
+    if size is not None and size < vocab_size:
+        target_ids = commonest_tokens(corpus, records, size, vocab_size)
+        share = coverage(corpus, records, target_ids, vocab_size)
+        logger.info("draft vocabulary: %d of %d tokens, %.2f%% of the answers' text", size, vocab_size, 100 * share)
+    return eagle3(head, target, target_weights, target_ids, dtype=config.dtype, seed=config.seed)
+
+
+def train(config: TrainConfig, *, show_progress: bool = True, stop_after: int | None = None) -> dict[str, Any]:
+    """Train, or go on where the output folder's last checkpoint is, then export and evaluate.
+
+    Args:
+        stop_after: end at this step with a checkpoint, as an interruption would, and export nothing.
+
+    Returns:
+        The report, which `report.json` in the output folder holds too.
+
+    Raises: ConfigError, WeightsError.
+    """
+    folder = Path(config.output)
+    placement = Placement(config.data_parallel)
+    target, target_weights = open_target(config.model, config.dtype)
+    corpus = read_corpus(Path(config.data), target.config.vocab_size)
+    parts = split(corpus, config.held_out, config.max_records, config.max_length)
+    check_recipe(folder, config, corpus)
+    trainer = make_trainer(config, target, placement.everywhere(target_weights), corpus, parts.train)
+    trainer = trainer._replace(frozen=placement.everywhere(trainer.frozen))
+    optimizer = make_optimizer(config)
+    state = placement.everywhere(initial_state(trainer, optimizer))
+    checkpoints = Checkpoints(folder / "checkpoints")
+    try:
+        state = checkpoints.latest(state) or state
+        state = _steps(config, trainer, make_step(trainer, optimizer), placement, corpus, parts, state, checkpoints,
+                       stop_after, show_progress)  # fmt: skip
+    finally:
+        checkpoints.close()
+    plot(folder)
+    done = int(state.step)
+    report: dict[str, Any] = {"method": config.method, "step": done, "corpus_tokens": corpus.num_tokens}
+    if done < config.num_steps:
+        return report
+    trainer.export(jax.device_get(state.params), folder / EXPORTED)
+    report["held_out"] = held_out_summary(config, trainer, placement, corpus, parts, state)
+    if config.engine_eval_prompts:
+        chosen = parts.held_out[: config.engine_eval_prompts]
+        report["engine"] = evaluate(config, trainer, folder / EXPORTED, corpus, chosen)
+    (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    return report
+
+
+def _steps(
+    config: TrainConfig, trainer: Trainer, step, placement: Placement, corpus: Corpus, parts: Split,
+    state: TrainState, checkpoints: Checkpoints, stop_after: int | None, show_progress: bool,
+) -> TrainState:  # fmt: skip
+    first, last = int(state.step), min(config.num_steps, stop_after or config.num_steps)
+    log = Log(Path(config.output), first)
+    shape = (config.accumulate, config.batch_size, config.max_length)
+    started, tokens = time.perf_counter(), 0
+    with tqdm(total=config.num_steps, initial=first, desc=config.method, disable=not show_progress) as bar:
+        for index in range(first, last):
+            batch = training_batch(corpus, parts.train, index, config.seed, shape)
+            state, output = step(state, trainer.frozen, placement.rows(batch, axis=1))
+            tokens += int(batch.len_B.sum())
+            if (index + 1) % config.log_every == 0 or index + 1 == last:
+                line = {"step": index + 1, "loss": round(float(output.loss), 5)}
+                line |= {"grad_norm": round(float(output.grad_norm), 4)} | summary(output.metrics)
+                line["tokens_per_s"] = round(tokens / (time.perf_counter() - started), 1)
+                log.write(line)
+                bar.set_postfix(loss=line["loss"], kept=line["kept"][0])
+                started, tokens = time.perf_counter(), 0
+            if (index + 1) % config.eval_every == 0 or index + 1 == last:
+                seen = held_out_summary(config, trainer, placement, corpus, parts, state)
+                log.write({"step": index + 1, "held_out": seen})
+                logger.info("step %d: held out: %s", index + 1, seen)
+                started, tokens = time.perf_counter(), 0
+            if (index + 1) % config.save_every == 0 or index + 1 == last:
+                checkpoints.save(state)
+            bar.update()
+    return state
+
+
+def held_out_summary(
+    config: TrainConfig, trainer: Trainer, placement: Placement, corpus: Corpus, parts: Split, state: TrainState
+) -> dict[str, Any]:
+    """Teacher-forced acceptance over the held-out conversations."""
+    evaluated, sums = make_eval(trainer), None
+    for start in range(0, len(parts.held_out), config.batch_size):
+        chosen = parts.held_out[start : start + config.batch_size]
+        batch = pack(corpus, chosen, (1, config.batch_size, config.max_length))
+        batch = jax.tree.map(lambda x: x[0], batch)
+        metrics = evaluated(state.params, trainer.frozen, placement.rows(batch, axis=0))
+        sums = metrics if sums is None else jax.tree.map(jnp.add, sums, metrics)
+    assert sums is not None
+    return summary(jax.device_get(sums))

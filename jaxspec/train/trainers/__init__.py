@@ -1,0 +1,1 @@
+"""Host. A trainer a method: method -> (its config, the target) -> `Trainer`."""

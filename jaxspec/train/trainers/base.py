@@ -1,0 +1,102 @@
+"""Device. What a trainer is, and the losses and counts that trainers share."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxspec.train.batches import Batch
+from jaxspec.types import ArraySpec
+
+Params = Any  # what is trained: a tree of f32 arrays, shaped as the drafter's specs
+Frozen = Any  # what is not: {"target": the target's weights, ...}
+
+
+@struct.dataclass
+class Metrics:
+    """Sums over a batch, one entry a place ahead: the k-th guess of a chain. They add up over batches."""
+
+    loss_K: jax.Array  # f32, cross-entropy
+    num_taught_K: jax.Array  # f32, guesses that loss was taken on
+    num_asked_K: jax.Array  # f32, guesses of tokens of an answer
+    num_right_K: jax.Array  # f32, of those asked: the guess is the target's likeliest token
+    num_kept_K: jax.Array  # f32, of those asked: so are the guesses before it
+
+
+class Trainer(NamedTuple):
+    """One drafter in training.
+
+    init() -> params. loss(params, frozen, batch) -> (f32[], Metrics): what the gradient is taken of.
+    export(params, folder): the finished drafter's files. num_ahead: guesses a chain, the length of Metrics' arrays.
+    method, num_drafts: what `speculative_config` says to run it.
+    """
+
+    init: Callable[[], Params]
+    loss: Callable[[Params, Frozen, Batch], tuple[jax.Array, Metrics]]
+    export: Callable[[Params, Path], None]
+    frozen: Frozen
+    num_ahead: int
+    method: str
+    num_drafts: int
+
+
+def shifted(x_BTX: jax.Array, by: int) -> jax.Array:
+    """x at t + by, zeros past the end."""
+    T = x_BTX.shape[1]
+    return jnp.pad(x_BTX[:, by:], ((0, 0), (0, min(by, T)), *[(0, 0)] * (x_BTX.ndim - 2)))
+
+
+def is_answer(batch: Batch, ahead: int) -> jax.Array:
+    """bool[B, T]: the token at t + ahead belongs to the answer."""
+    place_BT = jnp.arange(batch.token_ids_BT.shape[1], dtype=jnp.int32)[None] + ahead
+    return (place_BT >= batch.num_prompt_B[:, None]) & (place_BT < batch.len_B[:, None])
+
+
+def soft_cross_entropy(logits_BTV: jax.Array, teacher_BTV: jax.Array) -> jax.Array:
+    """f32[B, T]: of the teacher's distribution, at temperature 1, under the student's. KL but for a constant."""
+    prob_teacher = jax.nn.softmax(teacher_BTV, axis=-1)
+    return -jnp.sum(prob_teacher * jax.nn.log_softmax(logits_BTV, axis=-1), axis=-1)
+
+
+class Guess(NamedTuple):
+    """The k-th guesses of all chains, as a trainer compares them."""
+
+    loss_BT: jax.Array  # f32
+    is_right_BT: jax.Array  # bool
+    is_asked_BT: jax.Array  # bool
+    is_taught_BT: jax.Array  # bool, subset of asked
+
+
+def total(guesses: list[Guess], decay: float) -> tuple[jax.Array, Metrics]:
+    """(sum over k of decay^k times the mean loss of the k-th guesses, the counts)."""
+    loss, columns = jnp.float32(0), []
+    is_alive_BT = jnp.ones_like(guesses[0].is_right_BT)
+    for k, guess in enumerate(guesses):
+        taught = guess.is_taught_BT.astype(jnp.float32)
+        loss_sum, num_taught = jnp.sum(guess.loss_BT * taught), jnp.sum(taught)
+        loss = loss + decay**k * loss_sum / jnp.maximum(num_taught, 1.0)
+        is_alive_BT &= guess.is_right_BT
+        counts = [
+            jnp.sum(x.astype(jnp.float32))
+            for x in (
+                guess.is_asked_BT,
+                guess.is_right_BT & guess.is_asked_BT,
+                is_alive_BT & guess.is_asked_BT,
+            )
+        ]
+        columns.append([loss_sum, num_taught, *counts])
+    sums = [jnp.stack(column) for column in zip(*columns, strict=True)]
+    return loss, jax.lax.stop_gradient(Metrics(*sums))
+
+
+def as_specs_say(params: Params, specs: Any) -> Params:
+    """Each parameter in its spec's dtype, as the drafter runs."""
+    return jax.tree.map(lambda array, spec: array.astype(spec.dtype), params, specs)
+
+
+def is_spec(leaf: Any) -> bool:
+    """For `jax.tree.map` over specs."""
+    return isinstance(leaf, ArraySpec)
