@@ -86,7 +86,22 @@ class ChainPool:
         return self.num_layers, 0, 0, 0
 
 
-Pool = jax.Array | Int8Pool | ChainPool  # pages of one cache, [P, heads, S, H]; ChainPool: in training alone
+@struct.dataclass
+class BlockPool:
+    """What passes over blocks of guesses see when they are differentiated: of a row's tokens those before the block,
+    and all of the block. Row r of such a pass is the block r % (rows / B) of the text r // (rows / B)."""
+
+    context_LBTGH: jax.Array  # f32, entries of B texts' tokens at positions 0..T-1
+    num_layers: int = struct.field(pytree_node=False)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As of a `ChainPool`."""
+        return self.num_layers, 0, 0, 0
+
+
+# Pages of one cache, [P, heads, S, H]; the last two in training alone.
+Pool = jax.Array | Int8Pool | ChainPool | BlockPool
 
 
 @struct.dataclass

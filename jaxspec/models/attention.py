@@ -6,25 +6,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 
 from jaxspec.cache.pages import write_entries
 from jaxspec.config.model import ModelConfig
-from jaxspec.models.base import Tokens
-from jaxspec.models.chains import attend_chains
+from jaxspec.models.base import Place as Place
+from jaxspec.models.chains import attend_block, attend_chains
 from jaxspec.models.layers import NORM_DTYPE, linear, rms_norm
-from jaxspec.models.rope import Rotation, apply_rope
+from jaxspec.models.rope import apply_rope
 from jaxspec.pallas_kernels.paged_attention import paged_attention
-from jaxspec.types import ArraySpec, ChainPool, Int8Pool, Pool
-
-
-@struct.dataclass
-class Place:
-    """Where one layer finds the tokens of a pass."""
-
-    tokens: Tokens
-    page_offset: jax.Array  # i32[]: the layer's first page in the pool
-    rotation: Rotation | None = None  # None: the layer turns nothing
+from jaxspec.types import ArraySpec, BlockPool, ChainPool, Int8Pool, Pool
 
 
 def attend(
@@ -53,14 +43,11 @@ def attend(
     """
     if isinstance(pool, ChainPool):
         return attend_chains(
-            q_BTQH,
-            entries_BTGH,
-            pool,
-            place.page_offset,
-            scale=scale,
-            window=window,
-            softcap=softcap,
-            value_size=value_size,
+            q_BTQH, entries_BTGH, pool, place, scale=scale, window=window, softcap=softcap, value_size=value_size
+        )
+    if isinstance(pool, BlockPool):
+        return attend_block(
+            q_BTQH, entries_BTGH, pool, place, scale=scale, window=window, softcap=softcap, value_size=value_size
         )
     B, T, entries, H = entries_BTGH.shape
     tokens = place.tokens

@@ -8,6 +8,7 @@ import numpy as np
 from flax import struct
 
 from jaxspec.config.model import ModelConfig
+from jaxspec.models.rope import Rotation
 from jaxspec.types import ArraySpec, Pool
 from jaxspec.weights.names import NameTable
 
@@ -25,6 +26,15 @@ class Tokens:
     positions_BT: jax.Array  # i32, absolute; -1 = padding
     slots_BT: jax.Array  # i32, page * S + offset; -1 = write nothing
     pages_BM: jax.Array  # i32, the row's pages in order; -1 = none
+
+
+@struct.dataclass
+class Place:
+    """Where one layer finds the tokens of a pass."""
+
+    tokens: Tokens
+    page_offset: jax.Array  # i32[]: the layer's first page in the pool
+    rotation: Rotation | None = None  # None: the layer turns nothing
 
 
 class Family(NamedTuple):

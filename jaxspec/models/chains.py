@@ -1,4 +1,4 @@
-"""Device. Attention without pages, for passes that are differentiated: whole rows at once, and chains of guesses.
+"""Device. Attention without pages, for passes that are differentiated: whole rows, and chains and blocks of guesses.
 
 In pass 0 a row's T tokens see each other causally. In pass i > 0 token t is the i-th guess after position t: it sees
 the row's own tokens up to t, and of the guesses those of its own chain.
@@ -15,7 +15,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jaxspec.types import ChainPool, Pool
+from jaxspec.models.base import Place
+from jaxspec.types import BlockPool, ChainPool, Pool
 
 _MASKED = -1e30  # finite: a masked score's gradient is 0, not NaN
 
@@ -37,15 +38,16 @@ def attend_chains(
     q_BTQH: jax.Array,
     entries_BTGH: jax.Array,
     pool: ChainPool,
-    layer: jax.Array,
+    place: Place,
     *,
     scale: float,
     window: int | None,
     softcap: float | None,
     value_size: int | None,
 ) -> tuple[jax.Array, ChainPool]:
-    """As `jaxspec.models.attention.attend`, whose arguments these are; layer: i32[], the layer's number."""
+    """As `jaxspec.models.attention.attend`, whose arguments these are; the layer's first page is its number."""
     B, T, Q, H = q_BTQH.shape
+    layer = place.page_offset
     entries_BTGH = entries_BTGH.astype(jnp.float32)
     if pool.now_LBTGH is not None:
         now_LBTGH = jax.lax.dynamic_update_index_in_dim(pool.now_LBTGH, entries_BTGH, layer, 0)
@@ -80,3 +82,40 @@ def attend_chains(
     for i in range(1, step + 1):
         out_BTGRU = out_BTGRU + jnp.einsum("bgrt,btgu->btgru", weight_BGRTS[..., T + i - 1], values[i])
     return out_BTGRU.reshape(B, T, Q, -1), pool
+
+
+def attend_block(
+    q_RTQH: jax.Array,
+    entries_RTGH: jax.Array,
+    pool: BlockPool,
+    place: Place,
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    value_size: int | None,
+) -> tuple[jax.Array, BlockPool]:
+    """As `attend`, of blocks of T tokens that end at each row's last position; R rows, A to a text. A query sees keys
+    up to its own position, which a layer that is not causal puts at the block's end.
+    """
+    assert (window, softcap, value_size) == (None, None, None)
+    R, T, Q, H = q_RTQH.shape
+    context_BSGH = jax.lax.dynamic_index_in_dim(pool.context_LBTGH, place.page_offset, 0, keepdims=False)
+    B, S, G = *context_BSGH.shape[:2], context_BSGH.shape[2] // 2
+    A = R // B
+    key_BSGH, value_BSGH = jnp.split(context_BSGH, 2, axis=2)
+    own_key, own_value = (x.reshape(B, A, T, G, H) for x in jnp.split(entries_RTGH.astype(jnp.float32), 2, axis=2))
+    q = (q_RTQH.astype(jnp.float32) * scale).reshape(B, A, T, G, Q // G, H)
+    position_BAT = place.tokens.positions_BT.reshape(B, A, T)
+    first_BA1 = jnp.max(position_BAT, axis=2, keepdims=True) - (T - 1)
+    own_position_BAT = first_BA1 + jnp.arange(T, dtype=jnp.int32)[None, None]
+    before = jnp.arange(S, dtype=jnp.int32)[None, None] < first_BA1  # [B, A, S]
+    scores = jnp.einsum("batgrh,bsgh->bagrts", q, key_BSGH)
+    scores = jnp.where(before[:, :, None, None, None], scores, _MASKED)
+    own = jnp.einsum("batgrh,baugh->bagrtu", q, own_key)
+    sees = own_position_BAT[:, :, None] <= position_BAT[:, :, :, None]  # [B, A, T, T]
+    own = jnp.where(sees[:, :, None, None], own, _MASKED)
+    weight = jax.nn.softmax(jnp.concatenate([scores, own], axis=-1), axis=-1)
+    out = jnp.einsum("bagrts,bsgh->batgrh", weight[..., :S], value_BSGH)
+    out = out + jnp.einsum("bagrtu,baugh->batgrh", weight[..., S:], own_value)
+    return out.reshape(R, T, Q, H), pool

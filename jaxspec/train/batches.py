@@ -1,6 +1,6 @@
 """Host. Which conversations a step trains on: a pure function of seed and step, so that a resumed run sees the same."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ class Batch:
     token_ids_BT: Any  # i32, 0 past the end
     len_B: Any  # i32
     num_prompt_B: Any  # i32, no loss is taken on the first so many
+    draw_B: Any  # i32 >= 0, for trainers that sample places
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ def training_batch(corpus: Corpus, records: np.ndarray, step: int, seed: int, sh
         order = np.random.default_rng([seed, int(epoch)]).permutation(records)
         here = wanted // len(records) == epoch
         chosen[here] = order[wanted[here] % len(records)]
-    return pack(corpus, chosen, shape)
+    draws = np.random.default_rng([seed, step, 1]).integers(2**31 - 1, size=num_each, dtype=np.int32)
+    return replace(pack(corpus, chosen, shape), draw_B=draws.reshape(shape[:2]))
 
 
 def pack(corpus: Corpus, records: np.ndarray, shape: tuple[int, int, int]) -> Batch:
@@ -70,4 +72,5 @@ def pack(corpus: Corpus, records: np.ndarray, shape: tuple[int, int, int]) -> Ba
         ids = record.token_ids[:T]
         token_ids[row, : len(ids)] = ids
         lengths[row], num_prompts[row] = len(ids), min(record.num_prompt, T)
-    return Batch(token_ids.reshape(shape), lengths.reshape(A, B), num_prompts.reshape(A, B))
+    draws = np.zeros((A, B), np.int32)
+    return Batch(token_ids.reshape(shape), lengths.reshape(A, B), num_prompts.reshape(A, B), draws)

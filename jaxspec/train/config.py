@@ -29,6 +29,26 @@ class Eagle3Head(StrictConfig):
     layout: Literal["eagle", "speculators"] = Field("eagle", description="whose files the export looks like")
 
 
+class DflashHead(StrictConfig):
+    """A DFlash head: a block of masks filled in one pass."""
+
+    TITLE: ClassVar[str] = "dflash head"
+
+    num_layers: int = Field(2, ge=1, description="layers over the block")
+    intermediate_size: int | None = Field(None, ge=1, description="width of their MLPs; the target's")
+    aux_streams: tuple[int, ...] | None = Field(
+        None, min_length=1, strict=False, description="the target's streams it reads; 2, n/2 and n-3 of n layers"
+    )
+    draft_vocab_size: int | None = Field(
+        None, ge=2, description="tokens it can draft, with a head of its own; all of the target's, with the target's"
+    )
+    block_size: int = Field(8, ge=2, description="the known token and the masks, one fewer drafts")
+    mask_token_id: int | None = Field(None, ge=0, description="stands for a mask; the vocabulary's last")
+    anchor_stride: int = Field(4, ge=1, description="a block begins at every so many tokens, from a drawn one on")
+    place_decay: float = Field(0.8, gt=0.0, le=1.0, description="a place counts this share of the one before")
+    rope_theta: float = Field(1e6, gt=0.0, description="base of its rotation")
+
+
 class DraftModelHead(StrictConfig):
     """A smaller Llama of the target's width, made of some of its layers."""
 
@@ -49,10 +69,11 @@ class MedusaHead(StrictConfig):
 
 HEADS: dict[str, type[StrictConfig]] = {
     "eagle3": Eagle3Head,
+    "dflash": DflashHead,
     "draft_model": DraftModelHead,
     "medusa": MedusaHead,
 }
-Method = Literal["eagle3", "draft_model", "medusa"]
+Method = Literal["eagle3", "dflash", "draft_model", "medusa"]
 
 
 class TrainConfig(StrictConfig):
@@ -60,7 +81,7 @@ class TrainConfig(StrictConfig):
 
     TITLE: ClassVar[str] = "train config"
 
-    method: Method = Field(description="the drafter: eagle3, draft_model or medusa")
+    method: Method = Field(description="the drafter: eagle3, dflash, draft_model or medusa")
     model: str = Field(description="the frozen target: alias, hub name, folder or .gguf file")
     data: str = Field(description="folder of token shards (jaxspec.train.data)")
     output: str = Field(description="folder of the run: checkpoints, log, plots, the exported drafter")

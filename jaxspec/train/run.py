@@ -20,6 +20,7 @@ from jaxspec.train.report import Log, plot, summary
 from jaxspec.train.step import Placement, TrainState, initial_state, make_eval, make_optimizer, make_step
 from jaxspec.train.target import FrozenTarget, open_target
 from jaxspec.train.trainers.base import Trainer
+from jaxspec.train.trainers.dflash import dflash
 from jaxspec.train.trainers.draft_model import draft_model
 from jaxspec.train.trainers.eagle3 import eagle3
 from jaxspec.train.trainers.medusa import medusa
@@ -45,7 +46,8 @@ def make_trainer(
         target_ids = commonest_tokens(corpus, records, size, vocab_size)
         share = coverage(corpus, records, target_ids, vocab_size)
         logger.info("draft vocabulary: %d of %d tokens, %.2f%% of the answers' text", size, vocab_size, 100 * share)
-    return eagle3(head, target, target_weights, target_ids, dtype=config.dtype, seed=config.seed)
+    trainer = dflash if config.method == "dflash" else eagle3
+    return trainer(head, target, target_weights, target_ids, dtype=config.dtype, seed=config.seed)
 
 
 def train(config: TrainConfig, *, show_progress: bool = True, stop_after: int | None = None) -> dict[str, Any]:

@@ -10,10 +10,11 @@ VOCAB = 32
 
 
 def some_records(num: int, seed: int = 0, longest: int = 14) -> list[Record]:
+    """Random tokens, but for the last id, which stands for a mask where there are masks."""
     rng = np.random.default_rng(seed)
     return [
         Record(
-            token_ids=rng.integers(VOCAB, size=int(rng.integers(8, longest + 1))).astype(np.int32),
+            token_ids=rng.integers(VOCAB - 1, size=int(rng.integers(8, longest + 1))).astype(np.int32),
             num_prompt=int(rng.integers(1, 5)),
             kind=KINDS[i % len(KINDS)],
         )
@@ -55,6 +56,7 @@ def recipe(target_folder, corpus_folder, tmp_path):
 
 HEADS = {
     "eagle3": {"aux_streams": [0, 1, 2], "draft_vocab_size": 20, "num_steps": 3, "start": "random"},
+    "dflash": {"aux_streams": [1, 2], "draft_vocab_size": 20, "block_size": 4, "anchor_stride": 2, "num_layers": 2},
     "medusa": {"num_heads": 2, "num_blocks": 2},
     "draft_model": {"num_layers": 2},
 }

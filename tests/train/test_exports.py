@@ -27,6 +27,8 @@ CASES = [
     ("eagle3", HEADS["eagle3"]),
     ("eagle3", {"aux_streams": [1, 2], "layout": "speculators", "start": "target", "num_steps": 2}),
     ("eagle3", {"aux_streams": [3], "draft_vocab_size": 9, "intermediate_size": 12, "rope_theta": 500.0}),
+    ("dflash", HEADS["dflash"]),
+    ("dflash", {"aux_streams": [0, 2, 3], "intermediate_size": 12, "mask_token_id": 5}),
     ("medusa", HEADS["medusa"]),
     ("draft_model", HEADS["draft_model"]),
 ]
@@ -51,7 +53,7 @@ def test_what_is_exported_is_read_back(method, head, recipe, tmp_path):
         else:
             with open_head(method, tmp_path / "drafter", checkpoint) as opened:
                 found = load_head(opened, checkpoint.config, weights, jnp.float32)
-    if method == "eagle3":
+    if method in ("eagle3", "dflash"):
         ids = trainer.frozen["target_ids_V"]
         assert (ids is None) == ("target_ids" not in found)
         assert ids is None or found.pop("target_ids").tolist() == ids.tolist()
@@ -84,7 +86,7 @@ def answers(target_folder, tmp_path_factory):
 def test_a_drafter_that_learned_its_target_s_answers_drafts_them(method, target_folder, answers, tmp_path):
     """Greedy answers are the target's own, whoever drafts; acceptance in the engine is what training had measured."""
     wanted, data = answers
-    head = HEADS[method] | ({"draft_vocab_size": 31} if method == "eagle3" else {})
+    head = HEADS[method] | ({"draft_vocab_size": 31} if method in ("eagle3", "dflash") else {})
     config = TrainConfig(
         model=str(target_folder), data=str(data), output=str(tmp_path / "run"), method=method, head=head, num_steps=250,
         batch_size=8, max_length=20, warmup_steps=5, learning_rate=0.01, clip_norm=5.0, held_out=4, eval_every=250,
@@ -94,7 +96,7 @@ def test_a_drafter_that_learned_its_target_s_answers_drafts_them(method, target_
     kept = report["held_out"]["kept"]
     assert kept[0] > 0.8, report
     assert kept[-1] > 0.5, report
-    num = {"eagle3": 3, "medusa": 2, "draft_model": 3}[method]
+    num = {"eagle3": 3, "dflash": 3, "medusa": 2, "draft_model": 3}[method]
     draft = {"method": method, "model": str(tmp_path / "run" / "drafter"), "num_speculative_tokens": num}
     engine = make_engine(target_folder, draft)
     params = SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True)

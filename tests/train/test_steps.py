@@ -16,6 +16,7 @@ from jaxspec.train.step import TrainState, make_optimizer, make_step
 from jaxspec.train.target import open_target
 from tests.oracle.heads import NumpyEagle, silu
 from tests.oracle.llama import NumpyLlama
+from tests.oracle.parallel_heads import NumpyDflash
 from tests.train.conftest import HEADS, VOCAB
 
 ROWS = 2
@@ -35,7 +36,7 @@ class Eagle3Oracle:
         self.model, self.head = NumpyEagle(folder, target, "eagle3"), head
         self.weights, self.target = self.model.weights, target
 
-    def guesses(self, ids, num_prompt):
+    def guesses(self, ids, num_prompt, draw):
         """(place ahead, loss or None where nothing is taught, whether right) of all chains."""
         kept = np.arange(self.head["draft_vocab_size"]) + self.weights["d2t"].astype(int)
         teacher = self.target.logits([ids])[0]
@@ -57,6 +58,29 @@ class Eagle3Oracle:
     decay, num_ahead = 0.8, 3
 
 
+class DflashOracle:
+    """Every block anew, from the text before it."""
+
+    decay, num_ahead, layout = 0.8, 3, None
+
+    def __init__(self, folder, target, head):
+        self.model, self.head = NumpyDflash(folder, target), head
+        self.weights, self.target = self.model.weights, target
+
+    def guesses(self, ids, num_prompt, draw):
+        kept = np.arange(self.head["draft_vocab_size"]) + self.weights["d2t"].astype(int)
+        teacher = self.target.logits([ids])[0]
+        for t in range(draw % 2, len(ids), 2):
+            logits = self.model.draft_logits(ids[: t + 1], 3)
+            for k in range(1, 4):
+                if not num_prompt <= t + k < len(ids):
+                    continue
+                best = int(teacher[t + k - 1].argmax())
+                soft = np.exp(log_softmax(teacher[t + k - 1][kept]))
+                loss = -(soft * log_softmax(logits[k - 1])).sum() if best in kept else None
+                yield k - 1, loss, kept[logits[k - 1].argmax()] == best
+
+
 class MedusaOracle:
     decay, num_ahead, layout = 0.8, 2, None
 
@@ -64,7 +88,7 @@ class MedusaOracle:
         self.weights = {name: x.astype(np.float64) for name, x in load_file(folder / "model.safetensors").items()}
         self.target, self.head = target, head
 
-    def guesses(self, ids, num_prompt):
+    def guesses(self, ids, num_prompt, draw):
         hidden, teacher = self.target.hidden([ids])[0][0], self.target.logits([ids])[0]
         for t in range(len(ids)):
             for k in range(2):
@@ -86,21 +110,22 @@ class DraftModelOracle:
         self.model = NumpyLlama(folder)
         self.weights, self.target = self.model.weights, target
 
-    def guesses(self, ids, num_prompt):
+    def guesses(self, ids, num_prompt, draw):
         own, teacher = self.model.logits([ids])[0], self.target.logits([ids])[0]
         for t in range(max(num_prompt, 1) - 1, len(ids) - 1):
             soft = np.exp(log_softmax(teacher[t]))
             yield 0, -(soft * log_softmax(own[t])).sum(), own[t].argmax() == teacher[t].argmax()
 
 
-ORACLES = {"eagle3": Eagle3Oracle, "medusa": MedusaOracle, "draft_model": DraftModelOracle}
+ORACLES = {"eagle3": Eagle3Oracle, "dflash": DflashOracle, "medusa": MedusaOracle, "draft_model": DraftModelOracle}
 
 
 def oracle_loss(oracle, batch):
     """(the loss, the counts by place ahead) of one micro-batch."""
     losses, asked, right = ([[] for _ in range(oracle.num_ahead)] for _ in range(3))
-    for ids, length, num_prompt in zip(batch.token_ids_BT, batch.len_B, batch.num_prompt_B, strict=True):
-        for k, loss, is_right in oracle.guesses(ids[:length].tolist(), int(num_prompt)):
+    rows = zip(batch.token_ids_BT, batch.len_B, batch.num_prompt_B, batch.draw_B, strict=True)
+    for ids, length, num_prompt, draw in rows:
+        for k, loss, is_right in oracle.guesses(ids[:length].tolist(), int(num_prompt), int(draw)):
             asked[k].append(1)
             right[k].append(is_right)
             if loss is not None:
