@@ -100,8 +100,8 @@ class BlockPool:
         return self.num_layers, 0, 0, 0
 
 
-# Pages of one cache, [P, heads, S, H]; the last two in training alone.
-Pool = jax.Array | Int8Pool | ChainPool | BlockPool
+Pool = jax.Array | Int8Pool  # pages of one cache, [P, heads, S, H]
+OpenPool = ChainPool | BlockPool  # in its place where gradients are to flow through attention
 
 
 @struct.dataclass

@@ -14,20 +14,20 @@ from jaxspec.models.chains import attend_block, attend_chains
 from jaxspec.models.layers import NORM_DTYPE, linear, rms_norm
 from jaxspec.models.rope import apply_rope
 from jaxspec.pallas_kernels.paged_attention import paged_attention
-from jaxspec.types import ArraySpec, BlockPool, ChainPool, Int8Pool, Pool
+from jaxspec.types import ArraySpec, BlockPool, ChainPool, Int8Pool, OpenPool, Pool
 
 
 def attend(
     q_BTQH: jax.Array,
     entries_BTGH: jax.Array,
-    pool: Pool,
+    pool: Pool | OpenPool,
     place: Place,
     *,
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
     value_size: int | None = None,
-) -> tuple[jax.Array, Pool]:
+) -> tuple[jax.Array, Any]:
     """Write the tokens' cache entries into their slots, then let every query see its row's.
 
     Args:
@@ -39,7 +39,7 @@ def attend(
         scale, window, softcap, value_size: as `paged_attention` takes them.
 
     Returns:
-        f32[B, T, Q, H or value_size], and the pool.
+        f32[B, T, Q, H or value_size], and the pool, of the kind that it was.
     """
     if isinstance(pool, ChainPool):
         return attend_chains(

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.models.base import Place
-from jaxspec.types import BlockPool, ChainPool, Pool
+from jaxspec.types import BlockPool, ChainPool
 
 _MASKED = -1e30  # finite: a masked score's gradient is 0, not NaN
 
@@ -27,9 +27,8 @@ def new_chains(num_layers: int, shape_BTGH: tuple[int, ...] | None = None) -> Ch
     return ChainPool(past=(), now_LBTGH=now, num_layers=num_layers)
 
 
-def next_pass(pool: Pool) -> ChainPool:
+def next_pass(pool: ChainPool) -> ChainPool:
     """For the pass after the one that this pool came out of."""
-    assert isinstance(pool, ChainPool)
     assert pool.now_LBTGH is not None
     return dataclasses.replace(pool, past=(*pool.past, pool.now_LBTGH), now_LBTGH=jnp.zeros_like(pool.now_LBTGH))
 

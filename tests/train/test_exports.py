@@ -80,9 +80,8 @@ def answers(target_folder, tmp_path_factory):
     return found, folder
 
 
-@pytest.mark.parametrize(
-    "method", [method if method == "eagle3" else pytest.param(method, marks=pytest.mark.heavy) for method in METHODS]
-)
+@pytest.mark.heavy
+@pytest.mark.parametrize("method", list(METHODS))
 def test_a_drafter_that_learned_its_target_s_answers_drafts_them(method, target_folder, answers, tmp_path):
     """Greedy answers are the target's own, whoever drafts; acceptance in the engine is what training had measured."""
     wanted, data = answers

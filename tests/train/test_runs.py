@@ -8,12 +8,16 @@ import jax
 import numpy as np
 import pytest
 
+from jaxspec.config.load import read_yaml
 from jaxspec.errors import ConfigError
 from jaxspec.train import TrainConfig, train
 from jaxspec.train.__main__ import main
+from jaxspec.train.data import DataConfig
 from jaxspec.train.report import read_log
 from jaxspec.weights.checkpoint import open_tensors
 from tests.train.conftest import HEADS
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "train"
 
 
 def params_of(folder):
@@ -104,3 +108,9 @@ def test_the_command_names_its_fault(recipe, tmp_path, capsys):
     path.write_text(json.dumps(recipe | {"method": "medusa", "head": {"heads": 3}}))
     assert main(["--config", str(path)]) == 1
     assert "unknown medusa head key 'heads'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_recipes_that_ship_are_sound(path):
+    kind = DataConfig if path.stem.endswith("-data") else TrainConfig
+    assert kind(**read_yaml(path)).model == "smollm2-135m-instruct"

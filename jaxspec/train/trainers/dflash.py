@@ -80,7 +80,7 @@ def dflash(
         weights = as_specs_say(params, specs) | {"embed": frozen["target"]["embed"]}
         B, T = batch.token_ids_BT.shape
         hidden_BTD, streams_BTX = target.see(frozen["target"], batch.token_ids_BT, config.aux_streams)
-        pool = BlockPool(context_LBTGH=_context(weights, config, streams_BTX), num_layers=model.num_layers)
+        pool: Any = BlockPool(context_LBTGH=_context(weights, config, streams_BTX), num_layers=model.num_layers)
 
         A = -(-T // head.anchor_stride)
         start_B1 = (batch.draw_B % head.anchor_stride)[:, None]

@@ -121,7 +121,7 @@ def eagle3(
             is_known_BT = jnp.ones_like(best_BT, bool)
 
         B, T = batch.token_ids_BT.shape
-        pool = new_chains(model.num_layers, (B, T, *model.cache_heads))
+        pool: Any = new_chains(model.num_layers, (B, T, *model.cache_heads))
         features_BTD = eagle.features(weights, config, streams_BTX)
         guesses = []
         for k in range(head.num_steps):
