@@ -21,6 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = pick(TrainConfig, gather([TrainConfig], parse_flags(parser, sys.argv[1:] if argv is None else argv)))
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+        logging.getLogger("absl").setLevel(logging.WARNING)  # Orbax tells of every file
         print(json.dumps(train(config, show_progress=sys.stderr.isatty())))
     except JaxspecError as error:
         print(f"error: {error}", file=sys.stderr)

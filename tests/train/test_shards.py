@@ -1,6 +1,7 @@
 """Host. Shards give back what was written, and are refused when anything in them is not as it must be."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,9 +9,11 @@ import pytest
 from jaxspec.errors import ConfigError, WeightsError
 from jaxspec.train.batches import split, training_batch
 from jaxspec.train.data.prompts import read_prompts
-from jaxspec.train.data.shards import read_corpus, read_shard, write_shard
+from jaxspec.train.data.shards import KINDS, read_corpus, read_shard, write_shard
 from jaxspec.train.vocabulary import commonest_tokens, coverage
 from tests.train.conftest import VOCAB, some_records
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(("vocab_size", "dtype"), [(VOCAB, np.uint16), (2**16, np.uint16), (2**16 + 1, np.uint32)])
@@ -28,6 +31,14 @@ def test_a_shard_holds_what_was_written(tmp_path, vocab_size, dtype):
         assert found.token_ids.tolist() == record.token_ids.tolist()
         assert (found.num_prompt, found.kind) == (record.num_prompt, record.kind)
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_the_shards_that_ship_are_sound():
+    """Of the default model: its own answers to its own questions, of every kind."""
+    corpus = read_corpus(ROOT / "data" / "smollm2-135m-instruct", vocab_size=49152)
+    assert {corpus[i].kind for i in range(len(corpus))} == set(KINDS)
+    starts = {tuple(corpus[i].token_ids[:3].tolist()) for i in range(len(corpus))}
+    assert len(starts) == 1  # the template's
 
 
 def test_shards_join_in_order(corpus_folder):
