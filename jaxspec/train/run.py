@@ -3,6 +3,7 @@
 import json
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from jaxspec.train.batches import Split, pack, split, training_batch
+from jaxspec.train.batches import pack, split, training_batch
 from jaxspec.train.checkpoints import Checkpoints, check_recipe
 from jaxspec.train.config import TrainConfig
 from jaxspec.train.data.shards import Corpus, read_corpus
@@ -71,11 +72,16 @@ def train(config: TrainConfig, *, show_progress: bool = True, stop_after: int | 
     trainer = trainer._replace(frozen=placement.everywhere(trainer.frozen))
     optimizer = make_optimizer(config)
     state = placement.everywhere(initial_state(trainer, optimizer))
+    evaluated = make_eval(trainer)
+
+    def held_out(state: TrainState) -> dict[str, Any]:
+        return _held_out(config, evaluated, trainer, placement, corpus, parts.held_out, state)
+
     checkpoints = Checkpoints(folder / "checkpoints")
     try:
         state = checkpoints.latest(state) or state
-        state = _steps(config, trainer, make_step(trainer, optimizer), placement, corpus, parts, state, checkpoints,
-                       stop_after, show_progress)  # fmt: skip
+        state = _steps(config, trainer, make_step(trainer, optimizer), placement, corpus, parts.train, state,
+                       checkpoints, held_out, stop_after, show_progress)  # fmt: skip
     finally:
         checkpoints.close()
     plot(folder)
@@ -84,7 +90,7 @@ def train(config: TrainConfig, *, show_progress: bool = True, stop_after: int | 
     if done < config.num_steps:
         return report
     trainer.export(jax.device_get(state.params), folder / EXPORTED)
-    report["held_out"] = held_out_summary(config, trainer, placement, corpus, parts, state)
+    report["held_out"] = held_out(state)
     if config.engine_eval_prompts:
         chosen = parts.held_out[: config.engine_eval_prompts]
         report["engine"] = evaluate(config, trainer, folder / EXPORTED, corpus, chosen)
@@ -93,8 +99,9 @@ def train(config: TrainConfig, *, show_progress: bool = True, stop_after: int | 
 
 
 def _steps(
-    config: TrainConfig, trainer: Trainer, step, placement: Placement, corpus: Corpus, parts: Split,
-    state: TrainState, checkpoints: Checkpoints, stop_after: int | None, show_progress: bool,
+    config: TrainConfig, trainer: Trainer, step, placement: Placement, corpus: Corpus, records: np.ndarray,
+    state: TrainState, checkpoints: Checkpoints, held_out: Callable[[TrainState], dict[str, Any]],
+    stop_after: int | None, show_progress: bool,
 ) -> TrainState:  # fmt: skip
     first, last = int(state.step), min(config.num_steps, stop_after or config.num_steps)
     log = Log(Path(config.output), first)
@@ -102,7 +109,7 @@ def _steps(
     started, tokens = time.perf_counter(), 0
     with tqdm(total=config.num_steps, initial=first, desc=config.method, disable=not show_progress) as bar:
         for index in range(first, last):
-            batch = training_batch(corpus, parts.train, index, config.seed, shape)
+            batch = training_batch(corpus, records, index, config.seed, shape)
             state, output = step(state, trainer.frozen, placement.rows(batch, axis=1))
             tokens += int(batch.len_B.sum())
             if (index + 1) % config.log_every == 0 or index + 1 == last:
@@ -113,7 +120,7 @@ def _steps(
                 bar.set_postfix(loss=line["loss"], kept=line["kept"][0])
                 started, tokens = time.perf_counter(), 0
             if (index + 1) % config.eval_every == 0 or index + 1 == last:
-                seen = held_out_summary(config, trainer, placement, corpus, parts, state)
+                seen = held_out(state)
                 log.write({"step": index + 1, "held_out": seen})
                 logger.info("step %d: held out: %s", index + 1, seen)
                 started, tokens = time.perf_counter(), 0
@@ -123,13 +130,14 @@ def _steps(
     return state
 
 
-def held_out_summary(
-    config: TrainConfig, trainer: Trainer, placement: Placement, corpus: Corpus, parts: Split, state: TrainState
-) -> dict[str, Any]:
+def _held_out(
+    config: TrainConfig, evaluated, trainer: Trainer, placement: Placement, corpus: Corpus, records: np.ndarray,
+    state: TrainState,
+) -> dict[str, Any]:  # fmt: skip
     """Teacher-forced acceptance over the held-out conversations."""
-    evaluated, sums = make_eval(trainer), None
-    for start in range(0, len(parts.held_out), config.batch_size):
-        chosen = parts.held_out[start : start + config.batch_size]
+    sums = None
+    for start in range(0, len(records), config.batch_size):
+        chosen = records[start : start + config.batch_size]
         batch = pack(corpus, chosen, (1, config.batch_size, config.max_length))
         batch = jax.tree.map(lambda x: x[0], batch)
         metrics = evaluated(state.params, trainer.frozen, placement.rows(batch, axis=0))
