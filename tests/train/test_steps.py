@@ -148,7 +148,10 @@ def oracle_loss(oracle, batch):
     return loss, [sum(each) for each in asked], [sum(each) for each in right], [len(each) for each in losses]
 
 
-@pytest.mark.parametrize("method", list(ORACLES))
+CASES = [pytest.param(name, marks=pytest.mark.heavy) if name == "dflash" else name for name in ORACLES]
+
+
+@pytest.mark.parametrize("method", CASES)
 def test_one_step_is_the_formula(method, recipe, target_folder, tmp_path):
     head = HEADS[method] | ({"layout": "speculators"} if method == "eagle3" else {})
     config = TrainConfig(**recipe, method=method, head=head, accumulate=2, weight_decay=0.1)
