@@ -12,6 +12,7 @@ COMMANDS = {
     "inspect": ("jaxspec.tools.inspect", "says what a checkpoint is, and what jaxspec would do with it"),
     "convert": ("jaxspec.tools.convert", "writes a checkpoint anew, as safetensors or Orbax"),
     "bench": ("jaxspec.bench.__main__", "benchmarks: speculation against plain decoding, and a server under load"),
+    "replay": ("jaxspec.tools.rerun", "runs what an engine recorded again, and says where it comes out otherwise"),
     "tune": ("jaxspec.bench.tune", "finds the fastest speculative_config for your prompts, and writes it"),
 }
 

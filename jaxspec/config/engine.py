@@ -99,6 +99,9 @@ class EngineConfig(StrictConfig):
     enable_structured_outputs: bool = Field(
         True, description="compile what grammars and a request's own logits processors need; false refuses those"
     )
+    record: str | None = Field(
+        None, description="file for all that happens to the engine, begun anew; `jaxspec replay` makes it happen again"
+    )
     compilation_cache_dir: str | None = Field(
         "auto", description="folder of compiled programs, null for none; auto: jaxspec's folder in the user's cache"
     )

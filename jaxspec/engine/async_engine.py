@@ -12,6 +12,7 @@ from jaxspec.config.engine import EngineConfig
 from jaxspec.config.resolve import ResolvedConfig
 from jaxspec.engine.build import build
 from jaxspec.engine.core import EngineCore
+from jaxspec.engine.journal import open_journal
 from jaxspec.engine.outputs import RequestOutput
 from jaxspec.engine.probe import probe_at_start
 from jaxspec.engine.request import Prompt
@@ -193,9 +194,14 @@ class AsyncEngine:
 
     def _run(self) -> None:
         try:
-            core = EngineCore(
-                build(self._config, custom_proposer=self._proposer, logits_processors=self._logits_processors)
+            parts = build(self._config, custom_proposer=self._proposer, logits_processors=self._logits_processors)
+            journal = open_journal(
+                self._config,
+                parts,
+                has_own_code=self._proposer is not None or bool(self._logits_processors),
+                startup_probe_tokens=self._startup_probe_tokens,
             )
+            core = EngineCore(parts, journal)
             if self._startup_probe_tokens:
                 probe_at_start(core, self._startup_probe_tokens)
             self._core = core

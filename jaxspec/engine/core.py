@@ -14,6 +14,7 @@ from jaxspec.engine.build import EngineParts
 from jaxspec.engine.commit import Progress
 from jaxspec.engine.drafting import DraftChooser, Row
 from jaxspec.engine.host_edits import HostEdits
+from jaxspec.engine.journal import Journal
 from jaxspec.engine.logprobs import describe, on_host
 from jaxspec.engine.outputs import TokenLogprobs
 from jaxspec.engine.request import Prompt, Request, Sequence, check_prompt_token_ids
@@ -48,8 +49,10 @@ class _DeviceFault(Exception):
 class EngineCore:
     """Requests in, tokens out, over the compiled programs of `parts`."""
 
-    def __init__(self, parts: EngineParts):
+    def __init__(self, parts: EngineParts, journal: Journal | None = None):
+        """journal: told of requests and steps."""
         self.parts = parts
+        self._journal = journal or Journal()
         self.config = parts.config
         self._weights = parts.weights
         self.state: Any = parts.state  # taken: whoever else holds `parts.state` finds it donated
@@ -150,6 +153,7 @@ class EngineCore:
         if request_id in self._requests:
             raise RequestError(f"request id {request_id!r} is in use; ids must be unique", param="request_id")
         text, ids = self.check(prompt, params)
+        self._journal.check(params)
         seed = params.seed if params.seed is not None else int(self._seeds.integers(2**63))
         salt = prompt.get("cache_salt") if isinstance(prompt, dict) else None
         request = Request(request_id, text, ids, params, [], priority=priority, cache_salt=salt)
@@ -167,6 +171,7 @@ class EngineCore:
         self._requests[request_id] = request
         for sequence in request.sequences:
             self._sequences[sequence.state.sequence_id] = (request, sequence)
+        self._journal.add(request, seed)
         return request
 
     def abort(self, request_id: str) -> Request | None:
@@ -174,14 +179,18 @@ class EngineCore:
         request = self._requests.get(request_id)
         if request is None:
             return None
+        self._journal.abort(request_id)
+        self._end(request)
+        self._report_load()
+        return request
+
+    def _end(self, request: Request) -> None:
         for sequence in request.sequences:
             if not sequence.is_finished:
                 sequence.progress.finish_reason = "abort"
                 self._release(sequence)
                 self._observe_on_host(request, sequence)
         self._close_if_finished(request)
-        self._report_load()
-        return request
 
     def step(self) -> list[Request]:
         """Run one plan; returns the requests that gained tokens or ended, by an error of their own (`error`) too.
@@ -193,10 +202,16 @@ class EngineCore:
             Whatever the device raised, when it fails again and again and no token comes between.
         """
         touched: dict[str, Request] = {}
+        plan = self.scheduler.plan()
+        self._journal.plan(plan)
         try:
-            self._run(self.scheduler.plan(), touched)
+            self._run(plan, touched)
         except _DeviceFault as fault:
-            self._recover(fault.__cause__ or fault)
+            error = fault.__cause__ or fault
+            self._journal.end_step(error)
+            self._recover(error)
+        else:
+            self._journal.end_step()
         self._report_load()
         return list(touched.values())
 
@@ -294,6 +309,7 @@ class EngineCore:
                     continue
                 is_taken_in = num_drafted > 0 or not self._may_lag
                 self.scheduler.commit(sequence.state, cut.token_ids, is_taken_in=is_taken_in)
+                self._journal.commit(sequence.state.sequence_id, cut.token_ids)
                 self.metrics.observe_round(num_drafted, num_accepted, len(cut.token_ids))
                 self._drafting.observe(sequence.state.sequence_id, num_drafted, num_accepted)
                 if sequence.is_finished:
@@ -358,7 +374,7 @@ class EngineCore:
         """End a request, and no other, by a fault of its own."""
         logger.warning("request %s failed: %r", request.request_id, error)
         request.error = error
-        self.abort(request.request_id)
+        self._end(request)
 
     def _describe(self, arrays, row, token_ids: SequenceOf[int], num_top: int | None) -> list[TokenLogprobs]:
         return describe(arrays, row, token_ids, num_top or 0, self.parts.tokenizer)

@@ -12,6 +12,7 @@ from jaxspec.config.engine import EngineConfig
 from jaxspec.config.resolve import ResolvedConfig
 from jaxspec.engine.build import build
 from jaxspec.engine.core import EngineCore
+from jaxspec.engine.journal import open_journal
 from jaxspec.engine.outputs import RequestOutput
 from jaxspec.engine.request import Prompt, Request
 from jaxspec.engine.trace import RoundTrace, TracingPrograms, trace_request
@@ -56,7 +57,9 @@ class Engine:
         settings = EngineConfig(model=model, speculative_config=speculative_config, **config)  # type: ignore[arg-type]
         processors = tuple(logits_processors)
         parts = build(settings, custom_proposer=proposer, logits_processors=processors, show_progress=use_tqdm)
-        self._core = EngineCore(parts)
+        has_own_code = proposer is not None or bool(processors)
+        journal = open_journal(settings, parts, has_own_code=has_own_code, startup_probe_tokens=0)
+        self._core = EngineCore(parts, journal)
         self._ids = itertools.count()
 
     @property

@@ -18,7 +18,7 @@ from jaxspec.sampling.edit_table import edit_row, mask_words
 from jaxspec.sampling.params import SamplingParams
 from jaxspec.sampling.table import table_row
 from jaxspec.step import pack, rounds
-from jaxspec.step.compiles import compile_count
+from jaxspec.step.compiles import cache_hits, compile_count
 from jaxspec.step.executables import ExecutableStore
 from jaxspec.step.prefill import Admission, Chunk, admit, prefill, prompt_logprobs
 from jaxspec.step.state import Batch, DecodeState, RoundOutput
@@ -282,17 +282,17 @@ def _obtain(store: ExecutableStore | None, item: tuple[str, Callable]) -> tuple[
     kept = store.load(name) if store is not None else None
     if kept is not None:
         return name, kept, time.perf_counter() - started, True
-    done = _compile(item)
-    if store is not None:
-        store.save(name, done[1])
-    return *done, False
+    lowered = item[1]()
+    hits = cache_hits()
+    program = _compile(lowered)
+    # A program that XLA has read from JAX's cache lacks, written once more, the code that its loading had taken apart.
+    if store is not None and cache_hits() == hits:
+        store.save(name, program)
+    return name, program, time.perf_counter() - started, False
 
 
-def _compile(item: tuple[str, Callable]) -> tuple[str, Any, float]:
-    name, lower = item
-    started = time.perf_counter()
-    program = lower().compile()
-    return name, program, time.perf_counter() - started
+def _compile(lowered: Any) -> Any:
+    return lowered.compile()
 
 
 def _temp_bytes(program: Any) -> int:

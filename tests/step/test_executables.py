@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import struct
 
-from jaxspec.step import executables
+from jaxspec.step import executables, programs
 from jaxspec.step.executables import ExecutableStore
 
 
@@ -37,6 +37,24 @@ def filled(tmp_path):
     store.save("step", step.lower(state(), np.float32(0)).compile())
     store.close()
     return tmp_path
+
+
+def test_what_jaxs_own_cache_had_is_not_kept(tmp_path):
+    """XLA on CPU loads such a program once: written anew it lacks its kernels, and fails where it is called."""
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    try:
+        lower = functools.partial(step.lower, state(rows=77), np.float32(0))
+        lower().compile()
+        step.clear_cache()
+        jax.clear_caches()
+        store = ExecutableStore(tmp_path, "once more")
+        store.settle(state(rows=77))
+        name, program, _, was_kept = programs._obtain(store, ("step", lower))
+    finally:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+    assert (name, was_kept) == ("step", False)
+    assert program(state(rows=77), np.float32(1))[0].rows_R.shape == (77,)
+    assert ExecutableStore(tmp_path, "once more").load("step") is None
 
 
 def the_set(folder):
