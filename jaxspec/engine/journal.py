@@ -6,7 +6,7 @@ tokens are what must come out the same.
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,7 @@ class Journal:
             "num_rounds": plan.num_rounds,
         }
 
-    def commit(self, sequence_id: str, token_ids: list[int]) -> None:
+    def commit(self, sequence_id: str, token_ids: Sequence[int]) -> None:
         """Tokens of the step that goes on."""
         if self._write is not None:
             self._tokens.setdefault(sequence_id, []).extend(token_ids)
