@@ -49,3 +49,21 @@ def test_nothing_behind_a_rejected_draft_is_looked_at(num_requests):
     assert len(looked) <= (len(visited) + num_requests * most) // min(4, num_requests) + 1
     for row in range(len(rows)):
         assert int(seen["row"][row]) == (row * 10 if row in visited else -1)
+
+
+def test_of_very_many_requests_all_rows_are_looked_at_once():
+    rng = np.random.default_rng(1)
+    num_requests, most = 300, 3
+    counts_B = rng.integers(0, most + 1, num_requests)
+    num_drafts = counts_B.sum()
+    rows = rng.permutation(num_drafts + num_requests)
+    rows_N = np.zeros(num_requests * most, np.int64)
+    rows_N[:num_drafts] = rows[:num_drafts]
+    seen = walk(
+        lambda rows_X, n_X, is_on_X: {"row": rows_X * 10, "n": n_X},
+        lambda found, n_X: jnp.zeros(n_X.shape, bool),
+        {"row": jnp.full(len(rows), -1), "n": jnp.full(len(rows), -1)},
+        *(jnp.asarray(one, jnp.int32) for one in (rows_N, rows[num_drafts:], np.cumsum(counts_B) - counts_B, counts_B)),
+    )
+    assert np.array_equal(seen["row"], np.arange(len(rows)) * 10)
+    assert np.array_equal(np.asarray(seen["n"])[rows_N[:num_drafts]], np.arange(num_drafts))

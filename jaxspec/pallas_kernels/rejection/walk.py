@@ -12,6 +12,8 @@ T = TypeVar("T")  # a tree of arrays, an entry a row
 
 # Rows of logits that are looked at together: their passes stay in a core's cache, and share the work among cores.
 _ROWS_A_TURN = 4
+# What a turn notes down grows with the requests, and so do the turns: more than these are looked at all at once.
+_MOST_REQUESTS = 256
 
 
 def walk(
@@ -23,7 +25,8 @@ def walk(
     start_B: Int32[Array, " B"],
     num_drafts_B: Int32[Array, " B"],
 ) -> T:
-    """Looks at each request's rows, and at nothing behind the first whose draft does not stand.
+    """Looks at each request's rows, and, but for batches of very many, at nothing behind the first whose draft does not
+    stand.
 
     Args:
         look: (rows_X, n_X, is_on_X) -> what a few rows of logits are like, a tree of [X]; n: the draft that the row
@@ -36,6 +39,11 @@ def walk(
     """
     num_rows = jax.tree.leaves(unseen_R)[0].shape[0]
     num_requests, num_drafts = bonus_rows_B.shape[0], rows_N.shape[0]
+    if num_requests > _MOST_REQUESTS:
+        n_N = jnp.arange(num_drafts, dtype=jnp.int32)
+        at_N = jnp.where(n_N < jnp.max(start_B + num_drafts_B), rows_N, num_rows)  # padding judges nothing
+        n_R = jnp.zeros(num_rows, jnp.int32).at[at_N].set(n_N, mode="drop")
+        return look(jnp.arange(num_rows, dtype=jnp.int32), n_R, jnp.ones(num_rows, bool))
     most_places = -(-num_drafts // num_requests) + 1
     # Where there are few requests, some places of each at once.
     num_turns = -(-most_places // max(1, _ROWS_A_TURN // num_requests))
