@@ -16,6 +16,7 @@ from jaxspec.keys import gumbel
 from jaxspec.pallas_kernels.rejection.candidates import Candidates
 
 _BLOCK = 128
+_MANY_ROWS = 1280  # more than a batch of 256 with four drafts a row are not gone through one by one
 # No noise of `keys.gumbel` is larger: -log(-log u) for the largest u there is, 1 - 2^-24, and some for its rounding.
 LARGEST_NOISE = 16.64
 
@@ -74,10 +75,14 @@ def finish_rows(
 ) -> Int32[Array, " R"]:
     """What was found among candidates where that is sure; elsewhere draw(row), which looks at all of the row."""
 
+    num_rows = among_R.shape[0]
+    if num_rows > _MANY_ROWS:
+        return jnp.where(is_sure_R, among_R, jax.vmap(draw)(jnp.arange(num_rows, dtype=jnp.int32)))
+
     def finish(row: jax.Array, id_R: jax.Array) -> jax.Array:
         return lax.cond(is_sure_R[row], lambda id_R: id_R, lambda id_R: id_R.at[row].set(draw(row)), id_R)
 
-    loop = lambda: lax.fori_loop(0, among_R.shape[0], finish, among_R)  # noqa: E731
+    loop = lambda: lax.fori_loop(0, num_rows, finish, among_R)  # noqa: E731
     return lax.cond(jnp.all(is_sure_R), lambda: among_R, loop)
 
 
@@ -87,7 +92,8 @@ def gumbel_argmax(
     """`row_gumbel_argmax` of one row, which is smaller code, and whose cores share the row."""
     # In rows of lanes: what XLA's CPU backend shares among cores is an array's first axis, and what it adds up or
     # compares lane by lane it vectorises. The barrier keeps the noise out of that.
-    ids = jnp.arange(-(-logits_V.shape[0] // _BLOCK) * _BLOCK, dtype=jnp.int32).reshape(-1, _BLOCK)
+    lanes = min(_BLOCK, logits_V.shape[0])
+    ids = jnp.arange(-(-logits_V.shape[0] // lanes) * lanes, dtype=jnp.int32).reshape(-1, lanes)
     x = jnp.pad(_without_nan(logits_V), (0, ids.size - logits_V.shape[0]), constant_values=-jnp.inf).reshape(ids.shape)
     score = lax.optimization_barrier(x + jnp.where(is_noised, gumbel(key_2[None], ids), jnp.float32(0)))
     best = score.max()
