@@ -104,10 +104,16 @@ def view_of(histories: list[list[int]]) -> RowView:
     )
 
 
+class CountingModel(NamedTuple):
+    """What `draft_model` reads of its model's config."""
+
+    hidden_size: int = 1
+
+
 def counting_drafter(num_tokens: int, family: Family = COUNTING, mask_token_id: int | None = None):
     return draft_model(
         family,
-        None,  # type: ignore[arg-type]
+        CountingModel(),  # type: ignore[arg-type]
         num_tokens=num_tokens,
         mask_token_id=mask_token_id,
         max_model_len=10_000,
@@ -138,7 +144,7 @@ def run_first_pass_of_a_proposer(given: Mapping[str, Any], expected: Mapping[str
     fed: list[tuple[np.ndarray, np.ndarray]] = []
 
     def note(tokens: Tokens) -> None:
-        if not fed:  # what follows is traced
+        if not fed:
             fed.append((np.asarray(tokens.token_ids_BT), np.asarray(tokens.positions_BT)))
 
     def forward(weights, config, tokens, pool):
@@ -181,7 +187,8 @@ def run_first_pass_of_a_proposer(given: Mapping[str, Any], expected: Mapping[str
     else:
         proposer = counting_drafter(num_tokens, COUNTING._replace(forward=forward), mask_id)
         state = proposer.init(len(histories)).replace(cached_R=ints(first))
-    proposer.propose(weights, state, view_of(histories))
+    with jax.disable_jit():  # so that `note` sees values, in loops too
+        proposer.propose(weights, state, view_of(histories))
     ids, positions = fed[0]
     is_padding = np.asarray(expected["rejected_mask"], bool)
     starts = np.cumsum([0, *(length + (not shift) + num_masks for length in given["query_lens"])])
