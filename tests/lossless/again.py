@@ -40,7 +40,7 @@ def ask_again(engine: Engine, requests, outputs: list[RequestOutput], is_certain
             num_preempted += 1
         if step % 20 == 19:
             scheduler.preempt_all()
-    assert num_preempted > 3
+    assert num_preempted > 1  # a right drafter of many tokens leaves few steps
     _compare([request.output() for request in running], outputs, is_certain)
     assert scheduler.allocator.num_used == 0
 
