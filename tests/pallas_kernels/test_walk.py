@@ -31,6 +31,7 @@ def test_nothing_behind_a_rejected_draft_is_looked_at(num_requests):
             look,
             lambda found, n_X: jnp.asarray(stands_N)[found["n"]],
             {"row": jnp.full(len(rows), -1), "n": jnp.full(len(rows), -1)},
+            50_000,
             *(jnp.asarray(one, jnp.int32) for one in (rows_N, bonus_rows_B, start_B, counts_B)),
         )
 
@@ -63,6 +64,7 @@ def test_of_very_many_requests_all_rows_are_looked_at_once():
         lambda rows_X, n_X, is_on_X: {"row": rows_X * 10, "n": n_X},
         lambda found, n_X: jnp.zeros(n_X.shape, bool),
         {"row": jnp.full(len(rows), -1), "n": jnp.full(len(rows), -1)},
+        50_000,
         *(jnp.asarray(one, jnp.int32) for one in (rows_N, rows[num_drafts:], np.cumsum(counts_B) - counts_B, counts_B)),
     )
     assert np.array_equal(seen["row"], np.arange(len(rows)) * 10)

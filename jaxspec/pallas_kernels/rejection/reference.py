@@ -185,7 +185,7 @@ def reject(
     unseen = unseen_of(rule_R)
 
     def walked() -> _Seen:
-        return walk(look, stands, unseen, rows_N, bonus_rows_B, start_B, num_drafts_B)
+        return walk(look, stands, unseen, vocab_size, rows_N, bonus_rows_B, start_B, num_drafts_B)
 
     def at_once() -> _Seen:
         return unseen._replace(pick_R=row_argmax(paid(None)))

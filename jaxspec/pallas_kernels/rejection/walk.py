@@ -12,6 +12,7 @@ T = TypeVar("T")  # a tree of arrays, an entry a row
 
 # Rows of logits that are looked at together: their passes stay in a core's cache, and share the work among cores.
 _ROWS_A_TURN = 4
+_ENTRIES_A_TURN = 2**15  # at least: of rows as small as that a turn costs more than what it may spare
 # What a turn notes down grows with the requests, and so do the turns: more than these are looked at all at once.
 _MOST_REQUESTS = 256
 
@@ -20,6 +21,7 @@ def walk(
     look: Callable[[jax.Array, jax.Array, jax.Array], T],
     stands: Callable[[T, jax.Array], jax.Array],
     unseen_R: T,
+    row_size: int,
     rows_N: Int32[Array, " N"],
     bonus_rows_B: Int32[Array, " B"],
     start_B: Int32[Array, " B"],
@@ -33,6 +35,7 @@ def walk(
             judges, any for a bonus. What it finds where is_on_X is false is dropped.
         stands: (what was found, n_X) -> bool[X], whether the rows behind the draft matter.
         unseen_R: what stands for rows nobody looked at.
+        row_size: entries of a row of logits.
         rows_N, bonus_rows_B: the rows that judge drafts, and that give the tokens after them.
         start_B, num_drafts_B: a request's segment of the drafts.
     Returns: a tree of [R].
@@ -45,10 +48,11 @@ def walk(
         n_R = jnp.zeros(num_rows, jnp.int32).at[at_N].set(n_N, mode="drop")
         return look(jnp.arange(num_rows, dtype=jnp.int32), n_R, jnp.ones(num_rows, bool))
     most_places = -(-num_drafts // num_requests) + 1
+    rows_a_turn = max(_ROWS_A_TURN, _ENTRIES_A_TURN // row_size)
     # Where there are few requests, some places of each at once.
-    num_turns = -(-most_places // max(1, _ROWS_A_TURN // num_requests))
+    num_turns = -(-most_places // max(1, rows_a_turn // num_requests))
     num_places = -(-most_places // num_turns)
-    num_chosen = min(num_requests, max(1, _ROWS_A_TURN // num_places))
+    num_chosen = min(num_requests, max(1, rows_a_turn // num_places))
     offset_P = jnp.arange(num_places, dtype=jnp.int32)
 
     def turn(state: tuple[jax.Array, jax.Array, T]) -> tuple[jax.Array, jax.Array, T]:
