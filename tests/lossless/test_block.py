@@ -207,6 +207,7 @@ def probabilities(logits_BJV):
     return weights / weights.sum(axis=-1, keepdims=True)
 
 
+@pytest.mark.heavy
 def test_draws_of_later_rounds_are_free_of_those_that_decided_the_cut():
     """A draw beyond the cut decides it too. Named by position alone it would be drawn again; T1 of users.md."""
     fresh = largest_bias(jaxspec_judge("block", has_fresh_keys=True))

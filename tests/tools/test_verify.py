@@ -19,6 +19,7 @@ from jaxspec.tools.checks import rule_of
 from jaxspec.types import Verdict
 from tests.lossless.engines import draft_model, full_sizes_alone, make_engine, ngram
 from tests.oracle.folders import write_like, write_llama
+from tests.quick import heavy_but
 from tests.tools import faulty
 
 V, K, ROWS = 8, 3, 64
@@ -200,17 +201,13 @@ GREEDY_FAULTS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "rule"),
-    [
-        ("sampled", "standard"),
-        ("argmax", "standard"),
-        ("equal", "standard"),
-        ("ngram", "standard"),
-        ("sampled", "block"),
-    ],
-)
-def test_a_right_engine_samples_losslessly(ask, name, rule):
+RIGHT = [("sampled", "standard"), ("argmax", "standard"), ("equal", "standard"), ("ngram", "standard")]
+RIGHT += [("sampled", "block")]
+
+
+@pytest.mark.parametrize("case", heavy_but(RIGHT, lambda case: case[0] == "sampled"), ids="-".join)
+def test_a_right_engine_samples_losslessly(ask, case):
+    name, rule = case
     status, report = ask(name, *SAMPLED, rule=None if rule == "standard" else rule)
     assert (status, report["verdict"], report["rule"], report["num_faults"]) == (0, "lossless", rule, 0)
     assert report["num_tokens"] == 64 * 12 * len(PROMPTS)
@@ -220,8 +217,9 @@ def test_a_right_engine_samples_losslessly(ask, name, rule):
     assert report["acceptance"]["num_draft_tokens"] > 1000
 
 
-@pytest.mark.parametrize(("fault", "name"), SAMPLED_FAULTS.items())
-def test_a_sampled_fault_is_found(ask, fault, name):
+@pytest.mark.parametrize("fault", heavy_but(SAMPLED_FAULTS, lambda fault: fault.startswith(("draft", "bonus"))))
+def test_a_sampled_fault_is_found(ask, fault):
+    name = SAMPLED_FAULTS[fault]
     status, report = ask(name, *SAMPLED, judge=fault)
     assert (status, report["verdict"]) == (1, "fault")
     found = [entry for entry in report["faults"] if entry["kind"] == "distribution"]
