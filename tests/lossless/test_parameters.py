@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxspec import SamplingParams
+from jaxspec.engine.drafting import DraftChooser
 from jaxspec.sampling.processors import LogitsProcessor
 from tests.lossless.engines import MAX_MODEL_LEN, VOCAB_SIZE, custom, make_engine
 from tests.lossless.replay import Script, replay_proposer, set_scripts
@@ -184,7 +185,8 @@ def test_a_schedule_by_batch_size(engines, target_oracle, monkeypatch):
     by_batch = core.config.speculative_config.model_copy(
         update={"num_speculative_tokens_per_batch_size": (0, 3, 1, 0)}  # of 0, 1, 2, 3 rows
     )
-    monkeypatch.setattr(core, "config", core.config.model_copy(update={"speculative_config": by_batch}))
+    config = core.config.model_copy(update={"speculative_config": by_batch})
+    monkeypatch.setattr(core, "_drafting", DraftChooser(config, core.parts.programs.shapes, None))
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
     prompt = {"prompt_token_ids": list(PROMPTS[1])}  # so short that three fit one chunk
     for num_rows, most in ((1, 3), (2, 1), (3, 0)):
