@@ -25,26 +25,30 @@ from tests.contracts.members import (
     make_weights,
     pages_of,
 )
+from tests.quick import heavy_but
 
 PAGES_PER_ROW = MAX_LEN // PAGE_SIZE
 PROMPTS = {1: [1, 2, 3, 1, 2], 0: [4, 4, 4]}
 PLAIN_ROUNDS = 11  # more than a pass of any of these proposers takes in
 CHUNK = 8
-OFTEN = {"draft_model", "pard", "ngram+draft_model", "eagle3", "mtp of three", "medusa", "dflash"}
+OFTEN = {"draft_model", "pard", "eagle3", "mtp of three"}
 
 
 def admission(row, token_ids):
     params = SamplingParams(temperature=float(row))
     return pack.pack_admission(
-        row=row, prompt_token_ids=token_ids, max_model_len=MAX_LEN, min_len=MAX_LEN, max_len=MAX_LEN, max_drafts=None,
-        wants_logprobs=False, stop_ids=[], sampling=table_row(params, np.array([row, 7], np.uint32)),
+        row=row, token_ids=token_ids, num_prompt_tokens=len(token_ids), max_model_len=MAX_LEN, min_len=MAX_LEN,
+        max_len=MAX_LEN, max_drafts=None, wants_logprobs=False, stop_ids=[],
+        sampling=table_row(params, np.array([row, 7], np.uint32)),
         edits=edit_row(params, (), V),
     )  # fmt: skip
 
 
 @functools.cache
 def programs(proposer):
-    return jax.jit(admit), jax.jit(functools.partial(prefill, make_target(), proposer, CHUNK))
+    return jax.jit(functools.partial(admit, proposer)), jax.jit(
+        functools.partial(prefill, make_target(), proposer, CHUNK)
+    )
 
 
 def prefilled(proposer, weights, texts):
@@ -75,9 +79,7 @@ def after_plain_rounds(proposer, weights):
     return state, {row: [*prompt, *tokens_BR[place]] for place, (row, prompt) in enumerate(PROMPTS.items())}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in OFTEN else [pytest.mark.heavy]) for name in PROPOSERS]
-)
+@pytest.mark.parametrize("name", heavy_but(PROPOSERS, OFTEN.__contains__))
 def test_drafts_after_plain_rounds_are_those_of_a_drafter_that_saw_the_text(name):
     if name == "replay":
         pytest.skip("drafts from scripts")
