@@ -70,6 +70,7 @@ def test_a_wrong_config_exits_with_2(words, capsys):
     assert "jaxspec bench" in capsys.readouterr().err
 
 
+@pytest.mark.heavy
 def test_the_last_line_is_the_json_promised(tmp_path, capsys):
     path = tmp_path / "prompts.jsonl"
     repeat = "Say it again: the cat sat on the mat, the cat sat on the mat, the cat sat on the mat, the cat sat"

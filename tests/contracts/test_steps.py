@@ -43,7 +43,7 @@ def admission(row, temperature=0.0):
 METHODS = ("none", "ngram", "draft_model", "probabilistic", "eagle3", "ngram+self")
 
 
-@pytest.fixture(scope="module", params=heavy_but(METHODS, lambda name: name in ("ngram", "eagle3")))
+@pytest.fixture(scope="module", params=heavy_but(METHODS, lambda name: name == "eagle3"))
 def proposer(request):
     return make_proposer(request.param)
 

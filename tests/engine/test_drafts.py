@@ -45,6 +45,7 @@ def test_a_method_that_is_not_built_is_refused_by_name(monkeypatch):
 STARTS = {"ngram": {}, "suffix": {}, "draft_model": {"model": "drafter"}, "ngram+draft_model": {"model": "drafter"}}
 
 
+@pytest.mark.heavy
 def test_every_method_without_a_head_starts_an_engine(spoken, drafter):
     """Heads have targets of their own, in their own tests, as models that fill masks; custom proposers in
     test_custom.py."""

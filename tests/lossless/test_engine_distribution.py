@@ -11,6 +11,7 @@ from jaxspec import SamplingParams
 from tests.lossless.engines import SAME_CODE, draft_model, make_engine, ngram
 from tests.oracle.folders import write_like, write_llama
 from tests.oracle.llama import NumpyLlama
+from tests.quick import heavy_but
 from tests.rejection.numpy_reference import Row, kept_logits, softmax
 
 V, K = 8, 3
@@ -33,17 +34,17 @@ def drafter(model):
     return write_like(model.parent / "drafter", model, seed=2, noise=0.3)
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        ("ngram coupled", ("none", "all")),
-        ("ngram standard", ("none",)),
-        ("draft_model standard", ("none",)),
-        ("probabilistic standard", ("none", "all")),
-        ("probabilistic block", ("none",)),
-    ],
-    ids=lambda param: param[0],
-)
+CASES = [
+    ("ngram coupled", ("none", "all")),
+    ("ngram standard", ("none",)),
+    ("draft_model standard", ("none",)),
+    ("probabilistic standard", ("none", "all")),
+    ("probabilistic block", ("none",)),
+]
+QUICK = ("ngram coupled", "probabilistic standard")
+
+
+@pytest.fixture(scope="module", params=heavy_but(CASES, lambda case: case[0] in QUICK), ids=lambda param: param[0])
 def case(request, model, drafter):
     """(engine, filters to sample it with)."""
     name, filters = request.param

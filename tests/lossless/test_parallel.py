@@ -23,6 +23,7 @@ from tests.oracle.folders import write_folder, write_like
 from tests.oracle.head_folders import edit_config
 from tests.oracle.llama import NumpyLlama, assert_says
 from tests.oracle.parallel_heads import NumpyDflash, NumpyPard, NumpyPEagle
+from tests.quick import heavy_but
 
 MASK = 31
 
@@ -50,7 +51,7 @@ DRAFTERS = {
 }
 
 
-@pytest.mark.parametrize("method", DRAFTERS)
+@pytest.mark.parametrize("method", heavy_but(DRAFTERS, lambda method: method == "dspark"))
 def test_every_round_drafts_what_a_naive_computation_does(method, tmp_path, target, target_oracle):
     """Requests of many lengths that join and leave, greedy and sampled, one to the model's end; prompts come in chunks,
     and most drafts are rejected, so that masks and blocks left behind are overwritten again and again."""
@@ -124,6 +125,7 @@ def write_clock(folder):
     return write_folder(folder, config, {name: np.asarray(tensor, np.float32) for name, tensor in w.items()})
 
 
+@pytest.mark.heavy
 def test_a_model_that_knows_is_kept_in_full_and_recovers(tmp_path):
     """The target drafts for itself, with masks: every draft is right but for those made wrong on purpose."""
     K, num_rows, page = 4, 4, 8

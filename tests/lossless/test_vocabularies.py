@@ -12,6 +12,7 @@ from tests.lossless.engines import draft_model, make_engine
 from tests.lossless.test_every_proposer import answer_of, histogram_of, make_requests
 from tests.oracle.folders import add_tokenizer, write_folder, write_llama
 from tests.oracle.llama import NumpyLlama, assert_says, continuation
+from tests.quick import heavy_but
 from tests.serve.fake import LETTERS
 
 K = 3
@@ -76,7 +77,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", heavy_but(CASES, lambda name: name == "other"))
 def test_greedy_drafts_are_the_drafts_likeliest_shared_tokens(request, target, target_oracle, name):
     letters, more = CASES[name]
     folder = request.getfixturevalue(name)

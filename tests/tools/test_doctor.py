@@ -120,6 +120,7 @@ def test_a_replay_keeps_what_a_naive_computation_keeps(tmp_path):
     assert 0 < sum(histogram[1:]) < sum(histogram)
 
 
+@pytest.mark.heavy
 def test_the_command(target, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(build, "_buckets", full_sizes_alone)
     _, config = write_pair(tmp_path, "eagle3", EAGLE3["layers one too high"], target)

@@ -60,6 +60,7 @@ def test_a_run_that_was_interrupted_is_the_run_that_was_not(whole, tmp_path):
     assert [line for line in lines[1] if line["step"] != 2 or "loss" in line] == lines[0]
 
 
+@pytest.mark.heavy
 def test_two_devices_do_what_one_does(whole, tmp_path):
     recipe, report = whole
     assert jax.device_count() >= 2
