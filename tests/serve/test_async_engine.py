@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from jaxspec import EngineDeadError, SamplingParams
+from jaxspec.config.engine import EngineConfig
 from jaxspec.engine import async_engine
 from jaxspec.engine.async_engine import AsyncEngine
 
@@ -15,8 +16,8 @@ from jaxspec.engine.async_engine import AsyncEngine
 class HeldCore:
     """Takes requests; its step waits for `may_go_on`, and fails if it has an error to raise."""
 
-    def __init__(self, parts):
-        del parts
+    def __init__(self, parts, journal):
+        del parts, journal
         self.has_work = False
         self.metrics = SimpleNamespace(acceptance=lambda: None)
         self.is_stepping, self.may_go_on = threading.Event(), threading.Event()
@@ -41,7 +42,7 @@ class HeldCore:
 def engine(monkeypatch):
     monkeypatch.setattr(async_engine, "build", lambda config, **options: None)
     monkeypatch.setattr(async_engine, "EngineCore", HeldCore)
-    engine = AsyncEngine(None).start()
+    engine = AsyncEngine(EngineConfig(model="held")).start()
     engine.wait_until_ready()
     return engine
 
