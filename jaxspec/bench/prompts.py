@@ -3,7 +3,6 @@
 import importlib.resources
 import json
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,12 +32,8 @@ def read_prompts(path: Path, tokenizer: Tokenizer) -> dict[str, list[BenchPrompt
     Raises:
         ConfigError: the file or a line of it cannot be used.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read prompts from {path} ({error}); give a file of JSON lines") from None
     kinds: dict[str, list[BenchPrompt]] = defaultdict(list)
-    for number, line in _numbered(lines):
+    for number, line in numbered_lines(path):
         try:
             row = json.loads(line)
             kinds[str(row.get("kind", "prompt"))].append(_prompt(row, number, tokenizer))
@@ -52,8 +47,17 @@ def read_prompts(path: Path, tokenizer: Tokenizer) -> dict[str, list[BenchPrompt
     return dict(kinds)
 
 
-def _numbered(lines: Iterable[str]) -> Iterable[tuple[int, str]]:
-    return ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+def numbered_lines(path: Path) -> list[tuple[int, str]]:
+    """The lines that are not blank, counted from 1.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read prompts from {path} ({error}); give a file of JSON lines") from None
+    return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
 
 
 def _prompt(row: dict[str, Any], number: int, tokenizer: Tokenizer) -> BenchPrompt:

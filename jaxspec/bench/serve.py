@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from prometheus_client.parser import text_string_to_metric_families
 
 from jaxspec.bench.latency import PERCENTILES, Answer, parse_goodput, summarize
-from jaxspec.bench.prompts import default_prompts_path
+from jaxspec.bench.prompts import default_prompts_path, numbered_lines
 from jaxspec.errors import ConfigError, JaxspecError
 
 COUNTERS: tuple[str, ...] = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
@@ -102,14 +102,8 @@ def read_bodies(path: Path) -> list[dict[str, Any]]:
 
     Raises: ConfigError for a file that holds none, or a line that is none.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read prompts from {path} ({error}); give a file of JSON lines") from None
     bodies = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for number, line in numbered_lines(path):
         try:
             row = json.loads(line)
             key = "messages" if "messages" in row else "prompt"
