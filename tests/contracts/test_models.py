@@ -19,11 +19,13 @@ from tests.models.paging import Pager
 from tests.oracle.folders import TARGETS, TINY
 from tests.oracle.goldens import assert_close
 from tests.oracle.hlo import large_moves
+from tests.quick import heavy_but
 
 B, T, P, S = 2, 5, 6, 4
 K = 6  # drafts taken back at most
 PADDED = 26  # the shapes of tests/models/test_goldens.py, compiled once for both
 # One member for each way a layer is built: what compiles, compiles alike in the others.
+OFTEN = ("llama31", "gemma3-text", "deepseek-v3-mtp")
 LAYERS = ["mistral-swa", "gemma3-text", "gpt2", "qwen3-moe", "deepseek-v3-mtp"]
 
 
@@ -97,7 +99,7 @@ def make_pager(name):
     return Pager(TINY / name, num_rows=2, max_len=40, page_size=4)
 
 
-@pytest.mark.parametrize("name", FAMILY_MEMBERS)
+@pytest.mark.parametrize("name", heavy_but(FAMILY_MEMBERS, OFTEN.__contains__))
 def test_what_was_taken_back_leaves_no_trace(name):
     """T11: a draft of K wrong tokens, rejected at each of 0..K; what comes next is what a fresh prefill says. Row 1 is
     as far along, so that every window is full and pages are crossed."""
@@ -127,7 +129,7 @@ def test_what_was_taken_back_leaves_no_trace(name):
                     assert_close(found[row][1][-1], prefilled[row][1][-1], 1e-5)
 
 
-@pytest.mark.parametrize("name", FAMILY_MEMBERS)
+@pytest.mark.parametrize("name", heavy_but(FAMILY_MEMBERS, OFTEN.__contains__))
 def test_a_row_does_not_depend_on_its_neighbours(name):
     """Whatever stands beside it, padding too, in either row of the batch: experts see all rows at once."""
     ids = np.random.default_rng(1).integers(0, read_config(name).vocab_size, (3, 20)).tolist()
@@ -141,7 +143,7 @@ def test_a_row_does_not_depend_on_its_neighbours(name):
 
 
 @pytest.mark.parametrize(("num_rows", "num_tokens"), [(1, 1), (2, 5)])
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", heavy_but(LAYERS, OFTEN.__contains__))
 def test_a_pass_copies_no_cache(name, num_rows, num_tokens):
     """Compiled as it runs; a lone token goes ways of its own. The pool's size is one that nothing else has."""
     config = read_config(name)

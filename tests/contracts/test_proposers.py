@@ -27,11 +27,25 @@ from tests.contracts.members import (
     stand_alone,
 )
 from tests.lossless.replay import ReplayTable, Script, make_table
+from tests.quick import heavy_but
 
 HISTORY = np.array([[1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 5, 5] * 2, [7] * 24, [3, 9] * 12])
 
 
-@pytest.fixture(scope="module", params=PROPOSERS)
+OFTEN = {
+    "none",
+    "ngram",
+    "draft_model",
+    "probabilistic",
+    "self",
+    "ngram+eagle3, probabilistic",
+    "eagle3",
+    "mtp of three",
+}
+OFTEN |= {"dspark"}
+
+
+@pytest.fixture(scope="module", params=heavy_but(PROPOSERS, OFTEN.__contains__))
 def proposer(request):
     return stand_alone(make_proposer(request.param))
 

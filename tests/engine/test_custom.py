@@ -14,6 +14,7 @@ from jaxspec.proposers.base import no_proposer
 from tests.lossless.engines import custom, make_engine
 from tests.lossless.replay import HostReplay
 from tests.lossless.test_every_proposer import histogram_of
+from tests.quick import heavy_but
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "custom-proposers.md"
 K = 3
@@ -47,7 +48,7 @@ EXAMPLES = {
 }
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", heavy_but(EXAMPLES, lambda name: name == "again"))
 def test_the_documented_examples_guess_what_they_say(name, spoken, my_drafts):
     blocks = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), flags=re.DOTALL)
     assert len(blocks) == len(EXAMPLES)

@@ -16,6 +16,7 @@ def folders(tmp_path_factory):
     return write_llama(root / "target", seed=1), write_llama(root / "drafter", seed=2)
 
 
+@pytest.mark.heavy
 def test_rounds_keep_drafts_at_the_rates_given(folders):
     target, drafter = folders
     more = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 3.0}

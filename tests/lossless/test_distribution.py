@@ -38,7 +38,7 @@ def filtered(table_VV, filters):
 RULES = ["standard", "block", "coupled"]
 CASES = [(name, filters) for filters in ("none", "all") for name in DRAFTERS]
 CASES += [(name, filters) for filters in ("temperature", "top_k", "top_p", "min_p") for name in ("sampled", "argmax")]
-QUICK = {(name, filters) for name in ("sampled", "ngram") for filters in ("none", "all")}
+QUICK = {("sampled", "none"), ("ngram", "all")}
 
 
 @pytest.mark.parametrize("case", heavy_but(CASES, QUICK.__contains__), ids="-".join)
@@ -81,7 +81,7 @@ PENALTY_CASES += [("coupled", "none", "sampled"), ("coupled", "all", "ngram")]
 PENALTY_CASES += [(rule, "all", name) for rule in ("standard", "block") for name in ("sampled", "argmax")]
 
 
-@pytest.mark.parametrize("case", heavy_but(PENALTY_CASES, lambda case: case[2] == "sampled"), ids="-".join)
+@pytest.mark.parametrize("case", heavy_but(PENALTY_CASES, lambda case: case[1:] == ("all", "sampled")), ids="-".join)
 def test_penalised_tokens_have_the_targets_distribution(case):
     """The chain depends on all it has said, so the exact distribution is that of whole paths."""
     rule, filters, name = case

@@ -36,7 +36,7 @@ def cases(folder):
 PLACES = ("device", "host", "device, four rounds")
 
 
-@pytest.fixture(scope="module", params=heavy_but(PLACES, lambda name: name != "device"))
+@pytest.fixture(scope="module", params=heavy_but(PLACES, lambda name: name == "device, four rounds"))
 def replay(request, folder):
     proposer = HostReplay(K) if request.param == "host" else replay_proposer(K, MAX_MODEL_LEN)
     rounds = 4 if "four" in request.param else 1

@@ -41,7 +41,7 @@ CASES = [
     ("probabilistic standard", ("none", "all")),
     ("probabilistic block", ("none",)),
 ]
-QUICK = ("ngram coupled", "probabilistic standard")
+QUICK = ("probabilistic standard",)
 
 
 @pytest.fixture(scope="module", params=heavy_but(CASES, lambda case: case[0] in QUICK), ids=lambda param: param[0])

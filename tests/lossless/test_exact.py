@@ -25,7 +25,7 @@ def model(tmp_path_factory):
     )
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.heavy)])
 def test_a_tokens_logits_are_the_same_to_the_last_bit_whatever_was_drafted(model, dtype):
     proposer = replay_proposer(K, MAX_MODEL_LEN)
     engine = make_engine(model, custom(K), proposer=proposer, dtype=dtype, exact=True)
@@ -96,6 +96,7 @@ def _logits(target, weights, hidden):
     return target.family.logits(weights, target.config, hidden)
 
 
+@pytest.mark.heavy
 def test_a_host_drafter_without_a_guess_runs_the_same_program(model):
     engine = make_engine(model, custom(K), proposer=HostReplay(K), exact=True)
     called = []

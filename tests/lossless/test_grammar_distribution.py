@@ -40,6 +40,7 @@ def drafter(model):
     return write_like(model.parent / "drafter", model, seed=2, noise=0.3)
 
 
+@pytest.mark.heavy
 def test_sampled_answers_have_the_masked_targets_distribution(model, drafter):
     """Of drafts drawn from a q that knows no grammar; `test_distribution.py` has the other drafters and rules."""
     config = draft_model(K, drafter, "probabilistic", rejection_sample_method="standard")

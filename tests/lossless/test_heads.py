@@ -283,6 +283,7 @@ def test_more_drafts_than_a_head_can_make_are_refused(tmp_path, target):
         make_engine(target, {"model": str(tmp_path / "medusa"), "num_speculative_tokens": 3})
 
 
+@pytest.mark.heavy
 def test_a_draft_limit_ends_drafting_for_its_row_alone(tmp_path, target, target_oracle):
     """T14: prompts on either side of the head's limit, one of them to the target's own."""
     limit = 16

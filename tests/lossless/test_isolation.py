@@ -14,7 +14,7 @@ K = 3
 METHODS = ("plain", "ngram coupled", "ngram standard", "draft_model", "probabilistic")
 
 
-@pytest.fixture(scope="module", params=heavy_but(METHODS, lambda name: name in ("ngram coupled", "probabilistic")))
+@pytest.fixture(scope="module", params=heavy_but(METHODS, lambda name: name == "ngram coupled"))
 def engine(request, target, drafter):
     config = {
         "plain": None,

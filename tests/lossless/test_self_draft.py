@@ -18,7 +18,7 @@ K, EVERY = 4, 7
 NUM_TOKENS, MAX_LEN, PAGE_SIZE = 512, 544, 16
 
 
-@pytest.mark.parametrize("num_requests", [1, 16])
+@pytest.mark.parametrize("num_requests", [pytest.param(1, marks=pytest.mark.heavy), 16])
 def test_self_draft_is_accepted_in_full_but_where_it_was_misled(tmp_path, num_requests):
     folder = write_llama(tmp_path / "target", seed=2, vocab_size=VOCAB_SIZE, max_position_embeddings=MAX_LEN)
     with open_checkpoint(folder) as checkpoint:

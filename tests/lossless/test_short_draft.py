@@ -1,5 +1,7 @@
 """Device. T14: a drafter whose limit is shorter than the target's stops drafting there, for that request only."""
 
+import pytest
+
 from jaxspec import SamplingParams
 from tests.lossless.engines import MAX_MODEL_LEN, VOCAB_SIZE, draft_model, make_engine
 from tests.lossless.test_every_proposer import histogram_of
@@ -8,6 +10,7 @@ from tests.oracle.llama import assert_says, continuation
 K, LIMIT = 3, 16
 
 
+@pytest.mark.heavy
 def test_past_its_limit_a_drafter_is_silent_and_its_request_goes_on(target, drafter, target_oracle, drafter_oracle):
     engine = make_engine(target, draft_model(K, drafter, max_model_len=LIMIT), max_num_seqs=5)
     prompts = [[index % VOCAB_SIZE for index in range(length)] for length in (8, 15, 16, 17, 60)]

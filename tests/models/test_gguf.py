@@ -11,6 +11,7 @@ from tests.models.paging import Pager
 from tests.oracle.folders import TINY, write_folder
 from tests.oracle.goldens import assert_close, read_golden
 from tests.oracle.llama import NumpyLlama
+from tests.quick import heavy_but
 
 FILES = {
     "llama": "llama",
@@ -28,7 +29,7 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", heavy_but(FILES, lambda name: name in ("llama31", "gemma3-text", "deepseek-v3-mtp")))
 def test_the_same_model_as_a_gguf_file(tmp_path, name):
     expected = read_golden(name)
     path = write_gguf(tmp_path / "model.gguf", TINY / name, FILES[name])

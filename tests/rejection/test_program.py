@@ -11,6 +11,7 @@ from jaxspec.rejection.verify import verify
 from jaxspec.sampling.table import neutral_table
 from jaxspec.types import Drafts
 from tests.lossless.engines import SAME_HLO
+from tests.quick import heavy_but
 
 B, K, V = 2, 4, 8192
 
@@ -44,7 +45,11 @@ def instructions(text):
 
 @pytest.mark.parametrize(
     ("rule", "has_draft_logits", "has_counts"),
-    [(rule, q, False) for rule in ("standard", "block", "coupled") for q in (False, True)] + [("block", True, True)],
+    heavy_but(
+        [(rule, q, False) for rule in ("standard", "block", "coupled") for q in (False, True)]
+        + [("block", True, True)],
+        lambda case: case in (("standard", True, False), ("block", True, True)),
+    ),
 )
 def test_the_logits_are_read_in_place(rule, has_draft_logits, has_counts):
     text = compiled_text(rule, has_draft_logits, has_counts)

@@ -27,7 +27,7 @@ METHODS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=heavy_but(METHODS, lambda name: name in ("ngram+self", "eagle3")))
+@pytest.fixture(scope="module", params=heavy_but(METHODS, lambda name: name == "eagle3"))
 def engine(request, tmp_path_factory):
     sizes = {"vocab_size": VOCAB, "hidden_size": HIDDEN, "intermediate_size": FFN}
     target = write_llama(tmp_path_factory.mktemp("hlo") / "target", seed=1, **sizes)

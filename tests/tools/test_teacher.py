@@ -21,7 +21,9 @@ def engines(model):
     return {exact: make_engine(model, ngram(2), exact=exact, max_model_len=LIMIT) for exact in (False, True)}
 
 
-@pytest.mark.parametrize(("exact", "one_by_one"), [(False, True), (False, False), (True, True)])
+@pytest.mark.parametrize(
+    ("exact", "one_by_one"), [pytest.param(False, True, marks=pytest.mark.heavy), (False, False), (True, True)]
+)
 def test_logits_are_the_models(model, engines, exact, one_by_one):
     rng = np.random.default_rng(0)
     # More texts than rows; prompts of one token and beyond a chunk, answers of one token and beyond a chunk.

@@ -217,7 +217,7 @@ def test_a_right_engine_samples_losslessly(ask, case):
     assert report["acceptance"]["num_draft_tokens"] > 1000
 
 
-@pytest.mark.parametrize("fault", heavy_but(SAMPLED_FAULTS, lambda fault: fault.startswith(("draft", "bonus"))))
+@pytest.mark.parametrize("fault", heavy_but(SAMPLED_FAULTS, lambda fault: fault.startswith("draft")))
 def test_a_sampled_fault_is_found(ask, fault):
     name = SAMPLED_FAULTS[fault]
     status, report = ask(name, *SAMPLED, judge=fault)
@@ -282,6 +282,7 @@ def test_what_lies_within_the_margin_is_a_tie(ask):
     assert max(tie["gap"] for tie in report["ties"]) <= middle < min(fault["gap"] for fault in report["faults"])
 
 
+@pytest.mark.heavy
 def test_coupled_answers_are_plain_decodings(ask):
     words = ("--temperature", "0.9", "--top-p", "0.9", "--top-k", "6", "--max-tokens", "20", "--n", "4")
     status, report = ask("ngram", *words, rule="coupled")
@@ -327,6 +328,7 @@ def test_the_command_builds_the_engine_it_is_told_to(monkeypatch, capsys, model,
     assert "lossless: 0 faults, 0 ties (logits within 0.001)" in out
 
 
+@pytest.mark.heavy
 def test_the_table_tells_what_is_wrong(ask, capsys):
     _, report = ask("ngram", *GREEDY, judge="often wrong")
     verify.print_table(report)

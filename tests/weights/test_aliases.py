@@ -130,6 +130,7 @@ def test_repositories_come_from_the_hub_without_what_is_not_needed(ask):
     assert ask("owner/tiny", HF_HUB_OFFLINE="1") == str(folder)  # the second time needs no network
 
 
+@pytest.mark.heavy
 def test_pickles_come_where_there_is_nothing_better(ask):
     folder = Path(ask("owner/old"))
     assert {path.name for path in folder.rglob("*") if path.is_file()} == {"config.json", "pytorch_model.bin"}

@@ -54,6 +54,7 @@ def test_the_memory_plan_counts_what_is_loaded(name):
     assert sum(leaf.nbytes for leaf in leaves) == 4 * (num_parameters - values) + values + 4 * scales
 
 
+@pytest.mark.heavy
 def test_an_engine_runs_on_them_and_speculation_changes_nothing(tmp_path):
     prompt = {"prompt_token_ids": [5, 6, 7, 5, 6]}
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
