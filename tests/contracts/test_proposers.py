@@ -32,17 +32,8 @@ from tests.quick import heavy_but
 HISTORY = np.array([[1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 5, 5] * 2, [7] * 24, [3, 9] * 12])
 
 
-OFTEN = {
-    "none",
-    "ngram",
-    "draft_model",
-    "probabilistic",
-    "self",
-    "ngram+eagle3, probabilistic",
-    "eagle3",
-    "mtp of three",
-}
-OFTEN |= {"dspark"}
+OFTEN = {"none", "ngram", "draft_model", "probabilistic", "self", "ngram+eagle3, probabilistic"}
+OFTEN |= {"eagle3", "mtp of three", "dspark"}
 
 
 @pytest.fixture(scope="module", params=heavy_but(PROPOSERS, OFTEN.__contains__))

@@ -43,15 +43,13 @@ def instructions(text):
             yield computation, found[2], max(sizes, default=0)
 
 
-@pytest.mark.parametrize(
-    ("rule", "has_draft_logits", "has_counts"),
-    heavy_but(
-        [(rule, q, False) for rule in ("standard", "block", "coupled") for q in (False, True)]
-        + [("block", True, True)],
-        lambda case: case in (("standard", True, False), ("block", True, True)),
-    ),
-)
-def test_the_logits_are_read_in_place(rule, has_draft_logits, has_counts):
+CASES = [(rule, q, False) for rule in ("standard", "block", "coupled") for q in (False, True)] + [("block", True, True)]
+QUICK = (("standard", True, False), ("block", True, True))
+
+
+@pytest.mark.parametrize("case", heavy_but(CASES, QUICK.__contains__), ids=lambda case: "-".join(map(str, case)))
+def test_the_logits_are_read_in_place(case):
+    rule, has_draft_logits, has_counts = case
     text = compiled_text(rule, has_draft_logits, has_counts)
     found = list(instructions(text))
     assert {"ENTRY"} < {computation for computation, _, _ in found}
