@@ -59,8 +59,8 @@ def seconds_a_token(texts: list[Text], batch: int, number: int | None, cache: di
             return total / tokens
         drafts = [lookup(prompt + answer[:at], cache)[: len(answer) - at - 1] for _, (prompt, answer), at in flying]
         counts_B = np.array([min(len(draft), widths[-1]) for draft in drafts], np.int32)
+        choice = chooser.choose([Row(str(name), 1, None) for name, _, _ in flying], batch)
         if number is None:
-            choice = chooser.choose([Row(str(name), 1, None) for name, _, _ in flying], batch)
             all_B = np.ones(batch, np.bool_)
             width = int(best_width(np, choice.survival, counts_B, all_B, choice.seconds, widths))
         else:
@@ -73,7 +73,7 @@ def seconds_a_token(texts: list[Text], batch: int, number: int | None, cache: di
             row[2] += kept + 1
             tokens += kept + 1
             chooser.observe(str(name), len(draft), kept)
-        chooser.end_round()
+        chooser.end_round(choice)
         for row in [row for row in flying if row[2] >= len(row[1][1])]:
             chooser.forget(str(row[0]))
             flying.remove(row)

@@ -68,6 +68,7 @@ def run(args: argparse.Namespace, speculative: Mapping[str, Any]) -> dict[str, A
     settings = {"dtype": args.dtype, "max_num_seqs": args.batch, "max_model_len": -(-(longest + 1) // 128) * 128}
     settings["enable_structured_outputs"] = False  # its programs would not run
     settings["enable_prefix_caching"] = False  # prompts are asked again and again
+    settings["async_scheduling"] = False  # rounds are run by hand, too
     plain = Engine(args.model, **settings)
     speculating = Engine(args.model, speculative_config=speculative, **settings)
     compiles_before = speculating.compiles_after_ready  # compiling one engine is no fault of the other

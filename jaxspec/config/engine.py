@@ -85,6 +85,9 @@ class EngineConfig(StrictConfig):
     rounds_per_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto", description="decode rounds on the device before the host looks; 1 on CPU, 8 elsewhere"
     )
+    async_scheduling: bool | None = Field(
+        None, description="run the next rounds while the host reads the last; off on CPU, where it has no cores of its own"
+    )
     exact: bool = Field(
         False,
         description="one row shape for all rounds, at the highest matmul precision: with drafts and without, a token "

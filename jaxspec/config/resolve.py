@@ -102,6 +102,7 @@ class ResolvedConfig(BaseModel):
     seed: int
     speculative_config: ResolvedSpeculative | None
     rounds_per_batch: int
+    async_scheduling: bool
     exact: bool
     max_logprobs: int
     logprobs_mode: LogprobsMode
@@ -164,6 +165,11 @@ def resolve(config: EngineConfig, hardware: HardwareFacts, models: ModelFacts) -
             _chose("rounds_per_batch", 1 if on_cpu or is_on_host else 8, hardware.platform)
             if config.rounds_per_batch == "auto"
             else config.rounds_per_batch
+        ),
+        async_scheduling=(
+            _chose("async_scheduling", not on_cpu, hardware.platform)
+            if config.async_scheduling is None
+            else config.async_scheduling
         ),
         exact=config.exact,
         max_logprobs=(

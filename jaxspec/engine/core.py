@@ -5,14 +5,14 @@ import time
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxspec.engine.build import EngineParts
 from jaxspec.engine.commit import Progress
-from jaxspec.engine.drafting import DraftChooser, Row
+from jaxspec.engine.drafting import Choice, DraftChooser, Row
 from jaxspec.engine.host_edits import HostEdits
 from jaxspec.engine.journal import Journal
 from jaxspec.engine.logprobs import describe, on_host
@@ -46,6 +46,16 @@ class _DeviceFault(Exception):
     """A program failed, at once or when its results were asked for; the state that it took is lost."""
 
 
+class _Launched(NamedTuple):
+    """A batch of decode rounds that the device was given, and the host has not read."""
+
+    rows: list[tuple[Request, Sequence]]
+    num_rounds: int
+    choice: Choice
+    output: RoundOutput
+    may_be_followed: bool  # nothing between its rounds and the next is the host's
+
+
 class EngineCore:
     """Requests in, tokens out, over the compiled programs of `parts`."""
 
@@ -63,6 +73,7 @@ class EngineCore:
         self._sequences: dict[str, tuple[Request, Sequence]] = {}
         self._seeds = np.random.default_rng(self.config.seed)
         self._num_failures = 0
+        self._launched: _Launched | None = None  # between steps: rounds that follow those of the last step
         # A draft model reads the history when it is asked, so that nothing but a draft of its own tells how far it is.
         self._may_lag = parts.proposer.commit is None and bool(jax.tree.leaves(self.state.proposer))
         self.scheduler = Scheduler(_limits(parts))
@@ -193,7 +204,11 @@ class EngineCore:
         self._close_if_finished(request)
 
     def step(self) -> list[Request]:
-        """Run one plan; returns the requests that gained tokens or ended, by an error of their own (`error`) too.
+        """Run one plan, or go on with the last; returns the requests that gained tokens or ended, by an error of their
+        own (`error`) too.
+
+        With `async_scheduling`, where nothing waits for the host, the next rounds are launched before the results of
+        those that run are read; a row that the host then ends runs on in them, and nobody reads what it makes.
 
         When a program fails, the state that it took is lost with it: everyone who runs then begins again with what is
         committed, and nobody notices but by the time it takes.
@@ -202,12 +217,20 @@ class EngineCore:
             Whatever the device raised, when it fails again and again and no token comes between.
         """
         touched: dict[str, Request] = {}
-        plan = self.scheduler.plan()
+        plan = self.scheduler.plan() if self._launched is None else None
         self._journal.plan(plan)
         try:
-            self._run(plan, touched)
+            launched, self._launched = self._launched, None
+            if plan is not None:
+                launched = self._run(plan, touched)
+            if launched is not None:
+                self._launched = self._launch_ahead(launched)
+                self._collect(launched, touched)
+            if not self.scheduler.decoding:
+                self._launched = None  # whatever it makes belongs to nobody
         except _DeviceFault as fault:
             error = fault.__cause__ or fault
+            self._launched = None
             self._journal.end_step(error)
             self._recover(error)
         else:
@@ -222,10 +245,12 @@ class EngineCore:
 
     def running_batch(self) -> Batch:
         """The batch that the next step would decode, with pages to its end, for benchmarks that run it on their own."""
+        assert self._launched is None, "rounds of the engine's own would be lost: build it without async_scheduling"
         self.scheduler.reserve()
-        return self._pack(self.scheduler.decoding, self._programs.shapes.batch_rows)
+        return self._pack(self.scheduler.decoding, self._programs.shapes.batch_rows)[0]
 
-    def _run(self, plan: Plan, touched: dict[str, Request]) -> None:
+    def _run(self, plan: Plan, touched: dict[str, Request]) -> _Launched | None:
+        """All of a plan; its rounds are launched."""
         self.metrics.observe_preemptions(len(plan.preempted))
         for state in plan.admitted:
             admission = self._admission(*self._sequences[state.sequence_id])
@@ -247,9 +272,9 @@ class EngineCore:
                     num_cached = state.num_cached_tokens if state.may_hit and state.names is not None else None
                     self.metrics.observe_prompt(len(request.prompt_token_ids), num_cached)
                 self._observe_on_host(request, sequence)
-        if plan.decoding:
-            rows = [self._sequences[state.sequence_id] for state in plan.decoding]
-            self._decode(rows, plan.num_rounds, touched)
+        if not plan.decoding:
+            return None
+        return self._launch([self._sequences[state.sequence_id] for state in plan.decoding], plan.num_rounds, touched)
 
     @contextmanager
     def _on_device(self) -> Iterator[None]:
@@ -280,12 +305,13 @@ class EngineCore:
             arrays = self._programs.prompt_logprobs(self._weights, hidden_1TD, scored)
             request.prompt_logprobs += self._describe(arrays, 0, scored, request.params.prompt_logprobs)
 
-    def _decode(self, rows: SequenceOf[tuple[Request, Sequence]], num_rounds: int, touched: dict[str, Request]) -> None:
-        outputs = self._run_rounds(rows, num_rounds, touched)
+    def _collect(self, launched: _Launched, touched: dict[str, Request]) -> None:
+        """Wait for the rounds, and commit what they made."""
+        rows, output = launched.rows, launched.output
         wants_logprobs = any(sequence.logprobs is not None for _, sequence in rows)
         with self._on_device():
-            packed_RBX = np.asarray(outputs.packed_BX)
-            logprobs = on_host(outputs.logprobs) if wants_logprobs else None
+            packed_RBX = np.asarray(output.packed_BX)
+            logprobs = on_host(output.logprobs) if wants_logprobs else None
         self._num_failures = 0
         now = time.monotonic()
         vocab_size = self.parts.target.config.vocab_size
@@ -315,31 +341,46 @@ class EngineCore:
                 if sequence.is_finished:
                     self._release(sequence)
                     self._close_if_finished(request)
-            self._drafting.end_round()
+            self._drafting.end_round(launched.choice)
         # The host proposer is told last: should it raise, every row has its tokens.
         for request, sequence in rows:
             if sequence.progress.finish_reason != "abort":  # `abort` has told it
                 self._observe_on_host(request, sequence)
 
-    def _run_rounds(
-        self, rows: SequenceOf[tuple[Request, Sequence]], num_rounds: int, touched: dict[str, Request]
-    ) -> RoundOutput:
+    def _launch_ahead(self, launched: _Launched) -> _Launched | None:
+        """The rounds that follow those, if they may be launched before anybody has looked at them."""
+        if not (self.config.async_scheduling and launched.may_be_followed):
+            return None
+        num_rounds = self.scheduler.plan_ahead(launched.num_rounds)
+        if num_rounds == 0:
+            return None
+        self._journal.ahead(num_rounds)
+        return self._launch_rounds([self._sequences[one.sequence_id] for one in self.scheduler.decoding], num_rounds)
+
+    def _launch(
+        self, rows: list[tuple[Request, Sequence]], num_rounds: int, touched: dict[str, Request]
+    ) -> _Launched:
         """One round, or several where nothing waits for the host; outputs stacked by round."""
         states = [sequence.state for _, sequence in rows]
         if any(sequence.host_edits.is_needed for _, sequence in rows):
-            return self._run_split(rows, self._pack(states, self._programs.shapes.split_rows), touched)
-        batch = self._pack(states, self._programs.shapes.batch_rows)
+            batch, choice = self._pack(states, self._programs.shapes.split_rows)
+            return _Launched(rows, 1, choice, self._run_split(rows, batch, choice, touched), may_be_followed=False)
         if self._host_proposer is None:
-            with self._on_device():
-                self.state, output = self._programs.decode_rounds(self._weights, self.state, batch, num_rounds)
-            return output
-        drafts = self._host_drafts(rows, batch, may_be_short=not self.config.exact)
+            return self._launch_rounds(rows, num_rounds)
+        batch, choice = self._pack(states, self._programs.shapes.batch_rows)
+        drafts = self._host_drafts(rows, batch, choice, may_be_short=not self.config.exact)
         with self._on_device():
             self.state, output = self._programs.verify_commit(self._weights, self.state, batch, drafts)
-        return output
+        return _Launched(rows, 1, choice, output, may_be_followed=False)
+
+    def _launch_rounds(self, rows: list[tuple[Request, Sequence]], num_rounds: int) -> _Launched:
+        batch, choice = self._pack([sequence.state for _, sequence in rows], self._programs.shapes.batch_rows)
+        with self._on_device():
+            self.state, output = self._programs.decode_rounds(self._weights, self.state, batch, num_rounds)
+        return _Launched(rows, num_rounds, choice, output, may_be_followed=True)
 
     def _run_split(
-        self, rows: SequenceOf[tuple[Request, Sequence]], batch: Batch, touched: dict[str, Request]
+        self, rows: SequenceOf[tuple[Request, Sequence]], batch: Batch, choice: Choice, touched: dict[str, Request]
     ) -> RoundOutput:
         """One round in three parts; the host edits logits before the last."""
         programs = self._programs
@@ -347,7 +388,7 @@ class EngineCore:
             with self._on_device():
                 drafts, self.state = programs.propose(self._weights, self.state, batch)
         else:
-            drafts = self._host_drafts(rows, batch, may_be_short=False)
+            drafts = self._host_drafts(rows, batch, choice, may_be_short=False)
         with self._on_device():
             self.state, logits_BJV, seen_BJX = programs.forward(self._weights, self.state, batch, drafts)
             # What the host does with the drafts overlaps the forward pass.
@@ -379,24 +420,28 @@ class EngineCore:
     def _describe(self, arrays, row, token_ids: SequenceOf[int], num_top: int | None) -> list[TokenLogprobs]:
         return describe(arrays, row, token_ids, num_top or 0, self.parts.tokenizer)
 
-    def _pack(self, states: SequenceOf[SequenceState], buckets: SequenceOf[int]) -> Batch:
+    def _pack(self, states: SequenceOf[SequenceState], buckets: SequenceOf[int]) -> tuple[Batch, Choice]:
         shapes, bucket = self._programs.shapes, pack.bucket_of(len(states), buckets)
-        choice = self._drafting.choose([self._drafting_row(state.sequence_id) for state in states], bucket)
-        return pack.pack_batch(
+        choice = self._drafting.choose([self._drafting_row(state) for state in states], bucket)
+        batch = pack.pack_batch(
             [state.row for state in states],
             [state.pages for state in states],
             bucket,
             shapes.guard_row,
             shapes.pages_per_row,
-            *choice,
+            choice.max_drafts,
+            choice.survival,
+            choice.seconds,
         )
+        return batch, choice
 
-    def _drafting_row(self, sequence_id: str) -> Row:
-        request, sequence = self._sequences[sequence_id]
-        length = len(request.prompt_token_ids) + len(sequence.progress.token_ids)
-        return Row(sequence_id, length, request.params.max_drafts)
+    def _drafting_row(self, state: SequenceState) -> Row:
+        request, _ = self._sequences[state.sequence_id]
+        return Row(state.sequence_id, len(state.token_ids), request.params.max_drafts)
 
-    def _host_drafts(self, rows: SequenceOf[tuple[Request, Sequence]], batch: Batch, *, may_be_short: bool) -> Drafts:
+    def _host_drafts(
+        self, rows: SequenceOf[tuple[Request, Sequence]], batch: Batch, choice: Choice, *, may_be_short: bool
+    ) -> Drafts:
         """What the host proposer guesses, cut to what each row can use, padded.
 
         may_be_short: fewer columns than K where the guesses are short, none where nothing is guessed at all.
@@ -416,8 +461,8 @@ class EngineCore:
             room = sequence.progress.max_output_tokens - len(sequence.progress.token_ids) - 1
             counts.append(min(len(guess), most, room, K if wish is None else wish))
         if may_be_short:
-            ids = [self._drafting_row(sequence.state.sequence_id) for _, sequence in rows]
-            width = self._drafting.narrow(ids, np.array(counts, np.int32))
+            ids = [self._drafting_row(sequence.state) for _, sequence in rows]
+            width = self._drafting.narrow(choice, ids, np.array(counts, np.int32))
             counts = [min(count, width) for count in counts]
             K = pack.bucket_of(max(counts), self._programs.shapes.host_drafts)
         self.last_host_width = K

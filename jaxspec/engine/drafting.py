@@ -32,11 +32,17 @@ class Row(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """max_drafts: a row's most. survival: f32[rows, K], seconds: f32[W], where the round weighs its drafts."""
+    """What was settled for a round, or a batch of rounds.
+
+    max_drafts: a row's most. survival: f32[rows, K], seconds: f32[W], where the round weighs its drafts. seconds_k: f32,
+    what it takes by the most drafts that a row has; None without costs. explores: it drafts though that seems not to pay.
+    """
 
     max_drafts: int
     survival: np.ndarray | None = None
     seconds: np.ndarray | None = None
+    seconds_k: np.ndarray | None = None
+    explores: bool = False
 
 
 class DraftChooser:
@@ -49,9 +55,7 @@ class DraftChooser:
         self._engine = DecayedAcceptance(self._most, KEEP_ENGINE)
         self._sequences: dict[str, DecayedAcceptance] = {}
         self._credit = 0.0  # seconds that may go into drafts that do not seem to pay
-        self._explores = False
-        self._seconds_k = np.zeros(self._most + 1, np.float32)  # of the round chosen last
-        self._round: list[tuple[int, int]] = []  # of the round that goes on: (drafts, accepted) of each row so far
+        self._round: list[tuple[int, int]] = []  # of the round that is observed: (drafts, accepted) of each row so far
 
     def choose(self, rows: Sequence[Row], bucket: int) -> Choice:
         """For the next round, or batch of rounds, of these rows in this batch bucket."""
@@ -64,31 +68,24 @@ class DraftChooser:
             # No row, or no costs: every draft counts, and no round is dearer than another.
             return Choice(most, np.ones((len(rows), self._most), np.float32), np.ones(len(widths), np.float32))
         seconds_k = self._costs.of(bucket, max(row.length for row in rows))
-        self._seconds_k = seconds_k
-        self._explores = self._may_explore(seconds_k)
+        explores = self._may_explore(seconds_k)
         survival_BK = self._survival(rows)
         if weighs:
-            seconds_W = seconds_k[list(widths)]
-            if self._explores:
-                seconds_W[0] = NEVER
-            return Choice(most, survival_BK, seconds_W)
+            return Choice(most, survival_BK, _weighed(seconds_k, widths, explores), seconds_k, explores)
         if self._shapes.num_host_drafts:
-            return Choice(most)  # `narrow` weighs them once they are there
+            return Choice(most, seconds_k=seconds_k, explores=explores)  # `narrow` weighs them once they are there
         caps_B = np.array([most if row.most is None else min(row.most, most) for row in rows], np.int32)
         best = self._best(survival_BK, caps_B, seconds_k[: most + 1], range(most + 1))
-        if best == 0 and self._explores and caps_B.max() > 0:
-            return Choice(self._least_drafts())
-        self._explores = False
-        return Choice(best)
+        if best == 0 and explores and caps_B.max() > 0:
+            return Choice(self._least_drafts(), seconds_k=seconds_k, explores=True)
+        return Choice(best, seconds_k=seconds_k)
 
-    def narrow(self, rows: Sequence[Row], counts_B: np.ndarray) -> int:
+    def narrow(self, choice: Choice, rows: Sequence[Row], counts_B: np.ndarray) -> int:
         """How many drafts a row to keep of those that the host has made for the rows that were chosen for."""
         widths = self._shapes.host_drafts
-        if self._costs is None or not counts_B.any():
+        if choice.seconds_k is None or not counts_B.any():
             return int(counts_B.max())
-        seconds_W = self._seconds_k[list(widths)]
-        if self._explores:
-            seconds_W[0] = NEVER
+        seconds_W = _weighed(choice.seconds_k, widths, choice.explores)
         return widths[self._best(self._survival(rows), counts_B, seconds_W, widths)]
 
     def observe(self, sequence_id: str, num_drafted: int, num_accepted: int) -> None:
@@ -100,17 +97,19 @@ class DraftChooser:
             for counted in (self._engine, self._of(sequence_id)):
                 counted.observe(num_drafted, num_accepted)
 
-    def end_round(self) -> None:
+    def end_round(self, choice: Choice) -> None:
         """All rows of a round were observed: what it took, beyond what plain rounds take for as many tokens."""
         rows, self._round = self._round, []
         if not rows:
             return
-        plain, most = float(self._seconds_k[0]), max(num_drafted for num_drafted, _ in rows)
+        assert choice.seconds_k is not None, "rows are kept where there are costs"
+        plain, most = float(choice.seconds_k[0]), max(num_drafted for num_drafted, _ in rows)
         if most == 0:
-            self._earn(EXPLORE * plain)
-        elif self._explores:
+            self._earn(EXPLORE * plain, choice.seconds_k)
+        elif choice.explores:
             tokens_a_row = 1 + sum(num_accepted for _, num_accepted in rows) / len(rows)
-            self._earn(plain * tokens_a_row - float(self._seconds_k[self._round_drafts(most)]))
+            took = float(choice.seconds_k[self._round_drafts(most)])
+            self._earn(plain * tokens_a_row - took, choice.seconds_k)
 
     def forget(self, sequence_id: str) -> None:
         """The sequence is over."""
@@ -146,12 +145,23 @@ class DraftChooser:
         return next(width for width in widths if width >= most)
 
     def _may_explore(self, seconds_k: np.ndarray) -> bool:
-        return self._credit >= float(seconds_k[self._least_drafts()] - seconds_k[0])
+        return self._credit >= self._price(seconds_k)
 
-    def _earn(self, seconds: float) -> None:
+    def _earn(self, seconds: float, seconds_k: np.ndarray) -> None:
         """Up to what two such rounds take: no long plain stretch is followed by a long dear one."""
-        most = 2 * float(self._seconds_k[self._least_drafts()] - self._seconds_k[0])
-        self._credit = min(self._credit + seconds, most)
+        self._credit = min(self._credit + seconds, 2 * self._price(seconds_k))
+
+    def _price(self, seconds_k: np.ndarray) -> float:
+        """Of a round that explores, beyond a plain one."""
+        return float(seconds_k[self._least_drafts()] - seconds_k[0])
+
+
+def _weighed(seconds_k: np.ndarray, widths: Sequence[int], explores: bool) -> np.ndarray:
+    """f32[W]: what rounds of these widths take; one that explores is not plain, whatever it takes."""
+    seconds_W = seconds_k[list(widths)]
+    if explores:
+        seconds_W[0] = NEVER
+    return seconds_W
 
 
 def drafts_are_free(method: str) -> bool:

@@ -24,7 +24,7 @@ FORMAT = "jaxspec-journal-1"
 # Settled for the machine that the engine ran on, and kept for the one that replays.
 _SETTLED = (
     "dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_dtype", "num_pages",
-    "rounds_per_batch", "implementation",
+    "rounds_per_batch", "async_scheduling", "implementation",
 )  # fmt: skip
 _DEFAULTS = {entry.name: entry.default for entry in dataclasses.fields(SamplingParams)}
 
@@ -37,6 +37,7 @@ class Journal:
     def __init__(self, write: Callable[[Event], None] | None = None):
         self._write = write
         self._plan: Event = {}
+        self._ahead: Event = {}
         self._tokens: dict[str, list[int]] = {}
 
     def check(self, params: SamplingParams) -> None:
@@ -59,11 +60,13 @@ class Journal:
         if self._write is not None:
             self._write({"event": "abort", "id": request_id})
 
-    def plan(self, plan: Plan) -> None:
-        """A step begins."""
+    def plan(self, plan: Plan | None) -> None:
+        """A step begins; None: it goes on with rounds that run already."""
         if self._write is None:
             return
-        self._tokens = {}
+        self._tokens, self._ahead, self._plan = {}, {}, {}
+        if plan is None:
+            return
         self._plan = {
             "preempted": [one.sequence_id for one in plan.preempted],
             "admitted": [[one.sequence_id, one.row, one.num_cached_tokens] for one in plan.admitted],
@@ -71,6 +74,10 @@ class Journal:
             "decoding": [one.sequence_id for one in plan.decoding],
             "num_rounds": plan.num_rounds,
         }
+
+    def ahead(self, num_rounds: int) -> None:
+        """Rounds were launched behind those of the step that goes on."""
+        self._ahead = {"ahead": num_rounds}
 
     def commit(self, sequence_id: str, token_ids: Sequence[int]) -> None:
         """Tokens of the step that goes on."""
@@ -80,7 +87,7 @@ class Journal:
     def end_step(self, fault: BaseException | None = None) -> None:
         """The step is over; fault: what the device raised in it."""
         if self._write is not None:
-            event = {"event": "step", "plan": self._plan, "tokens": self._tokens}
+            event = {"event": "step", "plan": self._plan, "tokens": self._tokens} | self._ahead
             self._write(event if fault is None else event | {"fault": repr(fault)})
 
 

@@ -56,7 +56,8 @@ def trace_request(
         raise RequestError("trace needs the engine to itself; finish or abort the running requests")
     programs.rounds = []
     # The traced core borrows the only state there is, and hands it back.
-    borrower = EngineCore(dataclasses.replace(core.parts, programs=programs, state=core.state))
+    config = core.config.model_copy(update={"async_scheduling": False})  # a round is kept when it is read
+    borrower = EngineCore(dataclasses.replace(core.parts, config=config, programs=programs, state=core.state))
     try:
         request = borrower.add_request("trace", prompt, params)
         while not request.is_finished:

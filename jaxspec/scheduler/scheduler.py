@@ -135,6 +135,16 @@ class Scheduler:
             budget -= chunks[-1].num_tokens
         return Plan(tuple(preempted), tuple(admitted), tuple(chunks), self.decoding, self._settle_rounds())
 
+    def plan_ahead(self, num_launched: int) -> int:
+        """Rounds to run behind `num_launched` that run already and are not committed yet, with the same sequences.
+
+        0 where the host must look first: somebody waits, pages are short, or all may have ended by then.
+        """
+        is_over = all(one.max_len - len(one.token_ids) <= num_launched for one in self._decoding)
+        if self._waiting or self._prefilling or is_over:
+            return 0
+        return self._grow_for_rounds(0, self.limits.max_rounds, num_launched)
+
     def commit(self, sequence: SequenceState, token_ids: Sequence[int], *, is_taken_in: bool = True) -> None:
         """Take what one decode round added. is_taken_in: its first pass has put all tokens before these into every
         cache, the drafter's too; else their pages are shared after a later round that has."""
@@ -214,11 +224,17 @@ class Scheduler:
 
     def _settle_rounds(self) -> int:
         """As many rounds as there are pages for, and one only while prompts wait for a row or for their next chunk."""
-        num_rounds = 1 if self._waiting or self._prefilling else self.limits.max_rounds
-        while num_rounds > 1 and not self.allocator.can_allocate(self._num_missing(self._decoding, num_rounds)):
+        return self._grow_for_rounds(1, 1 if self._waiting or self._prefilling else self.limits.max_rounds)
+
+    def _grow_for_rounds(self, least: int, most: int, num_launched: int = 0) -> int:
+        """Pages for as many rounds as there are pages for; `least` are known to have theirs."""
+        num_rounds = most
+        while num_rounds > least and not self.allocator.can_allocate(
+            self._num_missing(self._decoding, num_launched + num_rounds)
+        ):
             num_rounds -= 1
         for sequence in self._decoding:
-            self._grow(sequence, self._extent(sequence, num_rounds))
+            self._grow(sequence, self._extent(sequence, num_launched + num_rounds))
         return num_rounds
 
     def _leave(self, sequence: SequenceState) -> None:

@@ -35,7 +35,7 @@ def test_everything_open_is_settled_on_cpu():
     assert (resolved.max_model_len, resolved.max_num_seqs, resolved.max_num_batched_tokens) == (2048, 8, 256)
     assert (resolved.block_size, resolved.kv_cache_dtype) == (64, "float32")
     assert (resolved.num_pages, resolved.pages_per_row) == (8 * 32, 32)
-    assert (resolved.rounds_per_batch, resolved.implementation) == (1, "reference")
+    assert (resolved.rounds_per_batch, resolved.implementation, resolved.async_scheduling) == (1, "reference", False)
     assert (resolved.tokenizer, resolved.served_model_name) == ("smol", "smol")
     assert resolved.compilation_cache_dir == "/home/me/.cache/jaxspec/cpu-abc123"
     assert resolved.num_speculative_tokens == 0
@@ -44,7 +44,7 @@ def test_everything_open_is_settled_on_cpu():
 def test_accelerators_differ():
     resolved = resolve(EngineConfig(model="smol"), TPU, MODELS)
     assert (resolved.max_num_seqs, resolved.rounds_per_batch, resolved.implementation) == (64, 8, "pallas")
-    assert (resolved.block_size, resolved.kv_cache_dtype) == (16, "bfloat16")
+    assert (resolved.block_size, resolved.kv_cache_dtype, resolved.async_scheduling) == (16, "bfloat16", True)
     gpu = HardwareFacts("gpu", 16 * GIB, "abc123", "/home/me/.cache")
     assert resolve(EngineConfig(model="smol"), gpu, MODELS).implementation == "pallas"
 
@@ -53,7 +53,7 @@ def test_what_is_set_is_obeyed():
     given = {
         "dtype": "float32", "max_model_len": 100, "max_num_seqs": 3, "max_num_batched_tokens": 32, "num_pages": 50,
         "rounds_per_batch": 4, "implementation": "pallas", "tokenizer": "t", "served_model_name": "s", "seed": 7,
-        "block_size": 16, "exact": True,
+        "block_size": 16, "exact": True, "async_scheduling": True,
     }  # fmt: skip
     resolved = resolve(EngineConfig(model="smol", compilation_cache_dir=None, **given), CPU, MODELS)
     assert resolved.model_dump(include=set(given)) == given
@@ -68,7 +68,7 @@ def test_resolve_is_pure_and_logs_each_choice(caplog):
     logged = {record.getMessage().partition(":")[0] for record in caplog.records}
     assert logged == {
         "dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "num_pages", "rounds_per_batch",
-        "implementation", "compilation_cache_dir", "block_size", "kv_cache_dtype",
+        "implementation", "compilation_cache_dir", "block_size", "kv_cache_dtype", "async_scheduling",
     }  # fmt: skip
 
 

@@ -32,11 +32,11 @@ def run(chooser, rounds, keeps, names=("a",), most=None):
     drafted = []
     bucket = 1 if len(names) == 1 else 4
     for _ in range(rounds):
-        count = chooser.choose([row(name, most=most) for name in names], bucket).max_drafts
-        count = count if most is None else min(count, most)
+        choice = chooser.choose([row(name, most=most) for name in names], bucket)
+        count = choice.max_drafts if most is None else min(choice.max_drafts, most)
         for name in names:
             chooser.observe(name, count, min(count, keeps))
-        chooser.end_round()
+        chooser.end_round(choice)
         drafted.append(count)
     return drafted
 
@@ -96,13 +96,13 @@ def test_a_round_that_weighs_is_told_what_each_width_costs_at_its_context():
 def test_a_round_that_weighs_looks_around_when_it_can_afford_to():
     chooser_ = chooser(weighs=True)
     rounds = 0
-    while chooser_.choose([row()], 1).seconds[0] <= 1.0:
+    while (choice := chooser_.choose([row()], 1)).seconds[0] <= 1.0:
         chooser_.observe("a", 0, 0)
-        chooser_.end_round()
+        chooser_.end_round(choice)
         rounds += 1
     assert rounds == pytest.approx(0.2 / EXPLORE, abs=1)  # what a round of the narrowest width costs more
     chooser_.observe("a", 2, 0)  # it did not pay
-    chooser_.end_round()
+    chooser_.end_round(choice)
     assert chooser_.choose([row()], 1).seconds[0] == 1.0
 
 
@@ -111,15 +111,17 @@ def test_a_round_that_one_row_drafts_in_is_paid_for_by_all():
     chooser_ = chooser(weighs=True)
     rows = [row(name) for name in "abcd"]
     for _ in range(40):
-        chooser_.choose(rows, 4)
+        choice = chooser_.choose(rows, 4)
         for name in "abcd":
             chooser_.observe(name, 0, 0)
-        chooser_.end_round()
-    assert chooser_.choose(rows, 4).seconds[0] > 1.0
+        chooser_.end_round(choice)
+    choice = chooser_.choose(rows, 4)
+    assert choice.seconds[0] > 1.0
     before = chooser_._credit
     for name, drafted in (("a", 5), ("b", 0), ("c", 0), ("d", 0)):
         chooser_.observe(name, drafted, min(drafted, 1))
-    chooser_.end_round()
+    chooser_.choose(rows, 1)  # the next round may be launched before this one is read
+    chooser_.end_round(choice)
     assert before - chooser_._credit == pytest.approx(1.8 - 1.25)
 
 
@@ -129,10 +131,11 @@ def test_drafts_of_the_host_s_are_weighed_once_they_are_there():
     for _ in range(20):
         chooser_.observe("a", K, K)
         chooser_.observe("b", K, 0)
-    assert chooser_.choose(rows, 4).max_drafts == K
-    assert chooser_.narrow(rows, np.array([0, 0], np.int32)) == 0
-    assert chooser_.narrow(rows, np.array([8, 0], np.int32)) == 8
-    assert chooser_.narrow(rows, np.array([0, 8], np.int32)) == 0
+    choice = chooser_.choose(rows, 4)
+    assert choice.max_drafts == K
+    assert chooser_.narrow(choice, rows, np.array([0, 0], np.int32)) == 0
+    assert chooser_.narrow(choice, rows, np.array([8, 0], np.int32)) == 8
+    assert chooser_.narrow(choice, rows, np.array([0, 8], np.int32)) == 0
 
 
 @pytest.mark.parametrize("weighs", [True, False])

@@ -34,20 +34,24 @@ def poison_pages(core, pages) -> None:
     core.state = dataclasses.replace(core.state, pool=spoil(core.state.pool), proposer=proposer)
 
 
-@pytest.fixture(scope="module", params=[(1, "ngram"), (4, "draft_model"), (16, "probabilistic"), (4, "plain")])
+@pytest.fixture(
+    scope="module", params=[(1, "ngram"), (4, "draft_model"), (16, "probabilistic"), (4, "plain"), (4, "ahead")]
+)
 def engine(request, target, drafter):
     block_size, method = request.param
     config = {
         "plain": None,
         "ngram": ngram(K),
+        "ahead": ngram(K),
         "draft_model": draft_model(K, drafter),
         "probabilistic": draft_model(K, drafter, "probabilistic"),
     }[method]
     # Three rows, and pages for hardly half of what they may need: rows and pages both run short at times.
     num_pages = 3 * MAX_LEN // 2 // block_size
-    return make_engine(
-        target, config, block_size=block_size, num_pages=num_pages, max_model_len=MAX_LEN, compilation_cache_dir=None
-    )
+    settings = {"block_size": block_size, "num_pages": num_pages, "max_model_len": MAX_LEN}
+    if method == "ahead":
+        settings |= {"async_scheduling": True, "rounds_per_batch": 2}
+    return make_engine(target, config, compilation_cache_dir=None, **settings)
 
 
 def test_random_schedules_over_poisoned_pages(engine, target_oracle):
@@ -55,7 +59,7 @@ def test_random_schedules_over_poisoned_pages(engine, target_oracle):
     that mean nothing are NaN again."""
     rng = np.random.default_rng(0)
     core, scheduler = engine.core, engine.core.scheduler
-    requests, answers, num_steps, num_preempted = {}, {}, 0, 0
+    requests, answers, num_steps, num_preempted, num_ahead = {}, {}, 0, 0, 0
     while num_steps < 120 or core.has_work:
         num_steps += 1
         if num_steps < 120 and rng.random() < 0.3:
@@ -79,7 +83,8 @@ def test_random_schedules_over_poisoned_pages(engine, target_oracle):
         if requests and rng.random() < 0.1:
             core.abort(rng.choice(list(requests)))
             scheduler.audit()
-        if core.scheduler.num_running and rng.random() < 0.05:
+        num_ahead += core._launched is not None
+        if core.scheduler.num_running and core._launched is None and rng.random() < 0.05:
             scheduler.preempt(scheduler.decoding[-1] if scheduler.decoding else scheduler._prefilling[-1])
             num_preempted += 1
         poison_pages(core, allocator.free_pages)
@@ -95,6 +100,7 @@ def test_random_schedules_over_poisoned_pages(engine, target_oracle):
             assert_says(completion.token_ids, answer)
             num_finished += 1
     assert num_finished > 10
+    assert num_ahead > 10 if core.config.async_scheduling else num_ahead == 0
     figures = core.metrics.snapshot()
     assert num_preempted + figures["vllm:num_preemptions"] > 3
     if core.config.block_size < 16:  # four pages are gone before anyone asks for them again

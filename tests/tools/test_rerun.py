@@ -13,6 +13,7 @@ from tests.oracle.folders import write_llama
 SETTINGS = {
     "dtype": "float32", "max_model_len": 48, "max_num_seqs": 2, "max_num_batched_tokens": 8, "block_size": 4,
     "num_pages": 14, "enable_structured_outputs": False, "gpu_memory_utilization": 0.2, "use_tqdm": False,
+    "rounds_per_batch": 2, "async_scheduling": True,
 }  # fmt: skip
 HEAD = {"event": "engine", "format": FORMAT, "costs": None, "startup_probe_tokens": 0}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
@@ -50,6 +51,7 @@ def test_what_is_recorded_comes_out_again(recorded, capsys):
     events = [json.loads(line) for line in lines]
     steps = [event for event in events if event["event"] == "step"]
     assert any(event["plan"]["preempted"] for event in steps)
+    assert any("ahead" in event and not event["plan"] for event in steps)
     assert any(num_cached for event in steps for _, _, num_cached in event["plan"]["admitted"])
     assert {event["event"] for event in events} == {"engine", "add", "abort", "step"}
     assert main(["replay", str(file), "--json"]) == 0
