@@ -34,9 +34,10 @@ def poison_pages(core, pages) -> None:
     core.state = dataclasses.replace(core.state, pool=spoil(core.state.pool), proposer=proposer)
 
 
-@pytest.fixture(
-    scope="module", params=[(1, "ngram"), (4, "draft_model"), (16, "probabilistic"), (4, "plain"), (4, "ahead")]
-)
+CASES = [(1, "ngram"), (4, "draft_model"), (16, "probabilistic"), (4, "plain"), (4, "ahead")]
+
+
+@pytest.fixture(scope="module", params=heavy_but(CASES, lambda case: case[1] in ("ngram", "ahead")), ids=str)
 def engine(request, target, drafter):
     block_size, method = request.param
     config = {
