@@ -86,7 +86,7 @@ class EngineConfig(StrictConfig):
         "auto", description="decode rounds on the device before the host looks; 1 on CPU, 8 elsewhere"
     )
     async_scheduling: bool | None = Field(
-        None, description="run the next rounds while the host reads the last; off on CPU, where it has no cores of its own"
+        None, description="run the next rounds while the host reads the last; off on CPU, which is the host"
     )
     exact: bool = Field(
         False,

@@ -357,9 +357,7 @@ class EngineCore:
         self._journal.ahead(num_rounds)
         return self._launch_rounds([self._sequences[one.sequence_id] for one in self.scheduler.decoding], num_rounds)
 
-    def _launch(
-        self, rows: list[tuple[Request, Sequence]], num_rounds: int, touched: dict[str, Request]
-    ) -> _Launched:
+    def _launch(self, rows: list[tuple[Request, Sequence]], num_rounds: int, touched: dict[str, Request]) -> _Launched:
         """One round, or several where nothing waits for the host; outputs stacked by round."""
         states = [sequence.state for _, sequence in rows]
         if any(sequence.host_edits.is_needed for _, sequence in rows):
