@@ -34,9 +34,9 @@ class Row(NamedTuple):
 class Choice(NamedTuple):
     """What was settled for a round, or a batch of rounds.
 
-    max_drafts: a row's most. survival: f32[rows, K], seconds: f32[W], where the round weighs its drafts. seconds_k: f32,
-    what it takes by the most drafts that a row has; None without costs. explores: it drafts, though that seems not to
-    pay.
+    max_drafts: a row's most. survival: f32[rows, K], seconds: f32[W], where the round weighs its drafts. seconds_k:
+    f32, what it takes by the most drafts that a row has; None without costs. explores: it drafts, though that seems
+    not to pay.
     """
 
     max_drafts: int
