@@ -37,7 +37,7 @@ from jaxspec.sampling.processors import LogitsProcessor
 from jaxspec.step.costs import RoundCosts, measure_rounds
 from jaxspec.step.executables import ExecutableStore
 from jaxspec.step.pack import geometric_buckets, row_buckets
-from jaxspec.step.programs import Programs, Shapes
+from jaxspec.step.programs import Programs, Shapes, is_first
 from jaxspec.step.state import DecodeState, initial_state
 from jaxspec.step.target import Target
 from jaxspec.text.tokenizer import Tokenizer, load_tokenizer
@@ -274,7 +274,7 @@ def _draft_shapes(resolved: ResolvedConfig, batch_rows: tuple[int, ...], propose
 def _executables(resolved: ResolvedConfig, configs: tuple[Any, ...]) -> ExecutableStore | None:
     if resolved.compilation_cache_dir is None:
         return None
-    return ExecutableStore(Path(resolved.compilation_cache_dir) / "executables", (resolved, configs))
+    return ExecutableStore(Path(resolved.compilation_cache_dir) / "executables", (resolved, configs), is_first)
 
 
 def _tokenizer(named: str | None, checkpoint: Path) -> Tokenizer | None:

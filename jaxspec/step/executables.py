@@ -2,18 +2,24 @@
 
 JAX's own cache is looked up by the traced program, and tracing is most of a warm start. This one is looked up by what
 the program is made from: the code of this package, the versions below it, the configs and the shapes.
+
+Making a program of its file takes XLA seconds. Those that a first request needs are made at once, the others behind
+the start, one after the other.
 """
 
+import functools
 import hashlib
 import logging
 import os
 import pickle
 import shutil
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.experimental import serialize_executable
@@ -22,7 +28,40 @@ logger = logging.getLogger(__name__)
 
 _MOST_SETS = 8  # engines whose programs are kept; the least recently started go first
 _ARGUMENTS, _UNFINISHED = "arguments", "unfinished-"  # in a set, what is no program
+_DIGEST_SIZE = hashlib.sha256().digest_size
 _PACKAGE = Path(__file__).resolve().parents[1]
+
+
+class KeptProgram:
+    """A program from the store; whoever calls it before it is made waits. One that XLA cannot make of its file, though
+    all of that is there, is compiled when it is called."""
+
+    def __init__(self, making: Future[Any], temp_bytes: int):
+        self._making, self.temp_bytes = making, temp_bytes
+        self.compile: Callable[[], Any] | None = None  # set by who knows how
+
+    @functools.cached_property
+    def program(self) -> Any:
+        try:
+            return self._making.result()
+        except Exception as error:  # whatever XLA raises
+            if self.compile is None:
+                raise
+            logger.warning("a kept program cannot be made (%s: %s); compiling it", type(error).__name__, error)
+            return self.compile()
+
+    def __call__(self, *args: Any) -> Any:
+        return self.program(*args)
+
+
+class _Content(NamedTuple):
+    """Of a file."""
+
+    temp_bytes: int
+    device_ids: list[int]
+    payload: bytes
+    in_tree: Any
+    out_tree: Any
 
 
 class ExecutableStore:
@@ -31,18 +70,24 @@ class ExecutableStore:
     A file holds machine code: whoever can write to the folder can run code here, as with JAX's own cache.
     """
 
-    def __init__(self, folder: Path, facts: Any):
+    def __init__(self, folder: Path, facts: Any, is_first: Callable[[str], bool] = lambda name: True):
         """Begins to read what is there, in the background.
 
         Args:
             folder: of all the sets; made when something is saved.
             facts: its `repr` tells everything about an engine that shapes its programs.
+            is_first: whether the program of this name is made at once, or behind the start.
         """
         digest = hashlib.sha256(repr((facts, _surroundings())).encode())
         digest.update(_source_digest())
         self._folder = folder / digest.hexdigest()[:32]
         self._readers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="executables")
-        self._found = {path.name: self._readers.submit(_read, path) for path in _largest_first(self._folder)}
+        read = {path.name: self._readers.submit(_read, path) for path in _largest_first(self._folder)}
+        self._found = {
+            name: (content, self._readers.submit(_make, content) if is_first(name) else Future())
+            for name, content in read.items()
+        }
+        self._behind = [(content, making) for name, (content, making) in self._found.items() if not is_first(name)]
 
     def settle(self, arguments: Any) -> None:
         """Say what the programs' large arguments have turned out to be; programs for others are of no use.
@@ -62,26 +107,36 @@ class ExecutableStore:
         if known is not None:
             logger.warning("the compiled programs in %s are for other arrays; compiling anew", self._folder)
         self._found.clear()
+        self._behind.clear()
         self._write(_ARGUMENTS, text.encode())
 
-    def load(self, name: str) -> Any | None:
+    def load(self, name: str) -> KeptProgram | None:
         """The program saved under this name, handed over once; None where there is none, or none that can be read."""
         found = self._found.pop(name, None)
-        return found.result() if found is not None else None
+        content = found[0].result() if found is not None else None
+        return None if found is None or content is None else KeptProgram(found[1], content.temp_bytes)
 
     def save(self, name: str, program: Any) -> None:
         """Keep a program. One that cannot be kept is compiled again the next time."""
         try:
             device_ids = [device.id for device in program.runtime_executable().local_devices()]
-            content = pickle.dumps((device_ids, *serialize_executable.serialize(program)))
+            content = _Content(temp_bytes(program), device_ids, *serialize_executable.serialize(program))
+            stored = pickle.dumps(tuple(content))
         except (ValueError, NotImplementedError, pickle.PicklingError) as error:
             logger.warning("compiled program %s cannot be kept (%s: %s)", name, type(error).__name__, error)
         else:
-            self._write(name, content)
+            self._write(name, hashlib.sha256(stored).digest() + stored)
 
     def close(self) -> None:
-        """Nothing more is asked for: mark this set as used now, and drop those that were used longest ago."""
-        self._readers.shutdown(wait=False, cancel_futures=True)
+        """Nothing more is asked for: make the programs that are left, mark this set as used now, and drop those that
+        were used longest ago."""
+        for _, making in self._found.values():
+            making.cancel()
+        self._readers.shutdown(wait=False)
+        with_one_core = ThreadPoolExecutor(max_workers=1, thread_name_prefix="executables-behind")
+        for content, making in self._behind:
+            with_one_core.submit(_make_into, making, content)
+        with_one_core.shutdown(wait=False)
         try:
             os.utime(self._folder)
             sets = sorted(self._folder.parent.iterdir(), key=lambda folder: folder.stat().st_mtime, reverse=True)
@@ -108,16 +163,42 @@ def _largest_first(folder: Path) -> list[Path]:
         return []
 
 
-def _read(path: Path) -> Any | None:
+def temp_bytes(program: Any) -> int:
+    """Scratch memory that a compiled program needs."""
+    analysis = program.memory_analysis()
+    return 0 if analysis is None else int(analysis.temp_size_in_bytes)
+
+
+def _read(path: Path) -> _Content | None:
     try:
-        device_ids, payload, in_tree, out_tree = pickle.loads(path.read_bytes())
-        devices = {device.id: device for device in jax.local_devices()}
-        return serialize_executable.deserialize_and_load(
-            payload, in_tree, out_tree, execution_devices=[devices[number] for number in device_ids]
-        )
-    except Exception as error:  # whatever pickle and XLA raise over bytes that they cannot read
+        stored = path.read_bytes()
+        if hashlib.sha256(stored[_DIGEST_SIZE:]).digest() != stored[:_DIGEST_SIZE]:
+            raise ValueError("it is damaged")
+        return _Content(*pickle.loads(stored[_DIGEST_SIZE:]))
+    except Exception as error:  # whatever pickle raises over bytes that it cannot read
         logger.warning("compiled program %s cannot be read (%s: %s); compiling it", path, type(error).__name__, error)
         return None
+
+
+def _make(read: Future[_Content | None]) -> Any | None:
+    content = read.result()
+    if content is None or not threading.main_thread().is_alive():  # at the process's end nobody waits for it
+        return None
+    devices = {device.id: device for device in jax.local_devices()}
+    return serialize_executable.deserialize_and_load(
+        content.payload,
+        content.in_tree,
+        content.out_tree,
+        execution_devices=[devices[number] for number in content.device_ids],
+    )
+
+
+def _make_into(making: Future[Any], read: Future[_Content | None]) -> None:
+    if making.set_running_or_notify_cancel():
+        try:
+            making.set_result(_make(read))
+        except Exception as error:  # for who waits
+            making.set_exception(error)
 
 
 def _surroundings() -> tuple[Any, ...]:

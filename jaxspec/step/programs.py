@@ -19,7 +19,7 @@ from jaxspec.sampling.params import SamplingParams
 from jaxspec.sampling.table import table_row
 from jaxspec.step import pack, rounds
 from jaxspec.step.compiles import cache_hits, compile_count
-from jaxspec.step.executables import ExecutableStore
+from jaxspec.step.executables import ExecutableStore, KeptProgram, temp_bytes
 from jaxspec.step.prefill import Admission, Chunk, admit, prefill, prompt_logprobs
 from jaxspec.step.state import Batch, DecodeState, RoundOutput
 from jaxspec.step.target import Target
@@ -115,7 +115,8 @@ class Programs:
                 done, total=len(wanted), desc="compiling", disable=not show_progress, unit="program"
             ):
                 self._programs[name] = program
-                self.plan.append(PlanEntry(name, seconds, _temp_bytes(program), was_kept))
+                scratch = program.temp_bytes if isinstance(program, KeptProgram) else temp_bytes(program)
+                self.plan.append(PlanEntry(name, seconds, scratch, was_kept))
         if store is not None:
             store.close()
         self.compile_seconds = time.perf_counter() - started
@@ -180,7 +181,13 @@ class Programs:
 
     def compiled(self, name: str) -> Any:
         """A compiled program by its plan name, for benchmarks and for reading its HLO."""
-        return self._programs[name]
+        program = self._programs[name]
+        return program.program if isinstance(program, KeptProgram) else program
+
+
+def is_first(name: str) -> bool:
+    """Whether a first request, alone, needs the program of this name."""
+    return name.startswith(("admit", "prefill", "decode_rounds[B=1]", "verify_commit[B=1,"))
 
 
 def _program_list(target: Target, proposer: Proposer, shapes: Shapes, weights: Any, state: DecodeState):
@@ -281,6 +288,7 @@ def _obtain(store: ExecutableStore | None, item: tuple[str, Callable]) -> tuple[
     name, started = item[0], time.perf_counter()
     kept = store.load(name) if store is not None else None
     if kept is not None:
+        kept.compile = lambda: _compile(item[1]())
         return name, kept, time.perf_counter() - started, True
     lowered = item[1]()
     hits = cache_hits()
@@ -293,8 +301,3 @@ def _obtain(store: ExecutableStore | None, item: tuple[str, Callable]) -> tuple[
 
 def _compile(lowered: Any) -> Any:
     return lowered.compile()
-
-
-def _temp_bytes(program: Any) -> int:
-    analysis = program.memory_analysis()
-    return 0 if analysis is None else int(analysis.temp_size_in_bytes)

@@ -31,7 +31,7 @@ PAGES_PER_ROW = MAX_LEN // PAGE_SIZE
 PROMPTS = {1: [1, 2, 3, 1, 2], 0: [4, 4, 4]}
 PLAIN_ROUNDS = 11  # more than a pass of any of these proposers takes in
 CHUNK = 8
-OFTEN = {"draft_model", "eagle3"}
+OFTEN = {"draft_model"}
 
 
 def admission(row, token_ids):

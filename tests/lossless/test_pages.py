@@ -108,6 +108,7 @@ def test_random_schedules_over_poisoned_pages(engine, target_oracle):
         assert figures["vllm:prefix_cache_hits"] > 0
 
 
+@pytest.mark.heavy
 def test_one_request_may_fill_the_pool(target, target_oracle):
     """It runs to its end, and whoever waits runs after it."""
     engine = make_engine(target, ngram(K), num_pages=MAX_LEN // 4, max_model_len=MAX_LEN)

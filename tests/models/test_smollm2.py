@@ -1,13 +1,11 @@
 """Device. SmolLM2 itself, from its GGUF file: the bare forward pass says what PyTorch said, in float32."""
 
 import numpy as np
-import pytest
 
 from tests.models.paging import Pager
 from tests.oracle.smollm2 import assert_greedy
 
 
-@pytest.mark.heavy
 def test_the_bare_forward_agrees_with_pytorch(smollm2_path, smollm2_cases):
     """All prompts in one batch, the recorded answers fed behind them, judged where each answer was chosen."""
     pager = Pager(smollm2_path, num_rows=len(smollm2_cases), max_len=400, page_size=16, quick=False)

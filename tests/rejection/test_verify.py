@@ -14,7 +14,9 @@ RULES = ["standard", "block", "coupled"]
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("with_logits", [False, True])
-@pytest.mark.parametrize(("vocab_size", "num_drafts"), [(8, 3), (V, 0), (V, K)])
+@pytest.mark.parametrize(
+    ("vocab_size", "num_drafts"), [(8, 3), *(pytest.param(V, n, marks=pytest.mark.heavy) for n in (0, K))]
+)
 def test_verdicts_equal_the_plain_reference(rule, with_logits, vocab_size, num_drafts):
     for seed in range(6):
         logits, rows, draft_logits, drafts, anchors = random_batch(seed, with_logits, vocab_size, num_drafts)

@@ -73,6 +73,35 @@ def test_the_same_program_comes_back(filled):
     assert store.load("step") is None, "handed over once"
 
 
+def test_what_a_first_request_does_not_need_is_made_behind_the_start(filled):
+    store = ExecutableStore(filled, ("one", 2), is_first=lambda name: False)
+    store.settle(state())
+    program = store.load("step")
+    assert program.temp_bytes == executables.temp_bytes(step.lower(state(), np.float32(0)).compile())
+    assert not program._making.done()
+    store.close()
+    assert int(program(state(), np.float32(2))[0].count) == 5
+
+
+@pytest.mark.parametrize("can_compile", [True, False])
+def test_what_cannot_be_made_of_a_whole_file_is_compiled_when_it_is_called(filled, caplog, monkeypatch, can_compile):
+    def fail(*_, **__):
+        raise ValueError("another XLA wrote this")
+
+    monkeypatch.setattr(executables.serialize_executable, "deserialize_and_load", fail)
+    store = ExecutableStore(filled, ("one", 2))
+    store.settle(state())
+    if not can_compile:
+        with pytest.raises(ValueError, match="another XLA"):
+            store.load("step")(state(), np.float32(2))
+        return
+    _, program, _, was_kept = programs._obtain(store, ("step", lambda: step.lower(state(), np.float32(0))))
+    assert was_kept
+    with caplog.at_level(logging.WARNING):
+        assert int(program(state(), np.float32(2))[0].count) == 5
+    assert "another XLA wrote this" in caplog.text
+
+
 def test_nothing_comes_back_for_other_facts(filled, monkeypatch):
     assert ExecutableStore(filled, ("one", 3)).load("step") is None
     monkeypatch.setenv("XLA_FLAGS", "--xla_something=1")
@@ -91,7 +120,13 @@ def test_nothing_comes_back_for_other_arrays(filled, caplog):
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda content: content[: len(content) // 2], lambda content: b"", lambda _: b"x" * 9]
+    "damage",
+    [
+        lambda content: content[: len(content) // 2],
+        lambda content: b"",
+        lambda _: b"x" * 9,
+        lambda content: content[:-40] + b"?" + content[-39:],
+    ],
 )
 def test_a_damaged_file_is_told_and_compiled_again(filled, caplog, damage):
     path = the_set(filled) / "step"

@@ -261,7 +261,8 @@ def load_tree(path, dtype):
         return load(checkpoint.reader, specs, family.name_table(checkpoint.config, checkpoint.source))
 
 
-@pytest.mark.parametrize("num_layers", [1, pytest.param(30, marks=pytest.mark.heavy)])
+@pytest.mark.heavy
+@pytest.mark.parametrize("num_layers", [1, 30])
 def test_smollm2_in_three_forms_is_one_model(num_layers, tmp_path):
     """Its first layer, or all: GGUF to safetensors to Orbax, the same logits; in bfloat16 the same bits."""
     package = _packaged_file(ALIASES["smollm2-135m-instruct"])

@@ -229,6 +229,7 @@ def test_a_sampled_fault_is_found(ask, fault):
         assert {entry["group"] for entry in found} <= {"bonus", "neighbours"}
 
 
+@pytest.mark.heavy
 def test_the_judge_without_a_fault_passes(ask):
     """So it is the fault that is found, and not the way in which it was put there."""
     assert ask("sampled", *SAMPLED, judge="sampler")[0] == 0
