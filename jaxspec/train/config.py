@@ -29,6 +29,19 @@ class Eagle3Head(StrictConfig):
     layout: Literal["eagle", "speculators"] = Field("eagle", description="whose files the export looks like")
 
 
+class EagleHead(StrictConfig):
+    """An EAGLE head, and how far it is unrolled in training."""
+
+    TITLE: ClassVar[str] = "eagle head"
+
+    num_layers: int = Field(1, ge=1, description="layers over embedding and state")
+    intermediate_size: int | None = Field(None, ge=1, description="width of their MLPs; the target's")
+    num_steps: int = Field(3, ge=1, description="guesses a chain in training; about as many as will be drafted")
+    step_decay: float = Field(0.8, gt=0.0, le=1.0, description="a guess counts this share of the one before")
+    token_weight: float = Field(0.1, gt=0.0, description="of the tokens' loss beside the states'")
+    rope_theta: float = Field(10000.0, gt=0.0, description="base of its rotation; published heads have 10000")
+
+
 class DflashHead(StrictConfig):
     """A DFlash head: a block of masks filled in one pass."""
 
@@ -67,13 +80,27 @@ class MedusaHead(StrictConfig):
     head_decay: float = Field(0.8, gt=0.0, le=1.0, description="a head counts this share of the one before")
 
 
+class MlpSpeculatorHead(StrictConfig):
+    """An MLP speculator: no attention, a state that a token carries on."""
+
+    TITLE: ClassVar[str] = "mlp_speculator head"
+
+    num_steps: int = Field(3, ge=1, description="tokens it guesses, each with weights of its own unless tied")
+    inner_size: int | None = Field(None, ge=1, description="width of its state; the target's")
+    tie_weights: bool = Field(False, description="one set of weights for all steps, but for the first projection")
+    scale_input: bool = Field(False, description="norm the target's state and halve its square")
+    step_decay: float = Field(0.8, gt=0.0, le=1.0, description="a guess counts this share of the one before")
+
+
 HEADS: dict[str, type[StrictConfig]] = {
     "eagle3": Eagle3Head,
+    "eagle": EagleHead,
     "dflash": DflashHead,
     "draft_model": DraftModelHead,
     "medusa": MedusaHead,
+    "mlp_speculator": MlpSpeculatorHead,
 }
-Method = Literal["eagle3", "dflash", "draft_model", "medusa"]
+Method = Literal["eagle3", "eagle", "dflash", "draft_model", "medusa", "mlp_speculator"]
 
 
 class TrainConfig(StrictConfig):
@@ -81,7 +108,7 @@ class TrainConfig(StrictConfig):
 
     TITLE: ClassVar[str] = "train config"
 
-    method: Method = Field(description="the drafter: eagle3, dflash, draft_model or medusa")
+    method: Method = Field(description="the drafter: eagle3, eagle, dflash, draft_model, medusa or mlp_speculator")
     model: str = Field(description="the frozen target: alias, hub name, folder or .gguf file")
     data: str = Field(description="folder of token shards (jaxspec.train.data)")
     output: str = Field(description="folder of the run: checkpoints, log, plots, the exported drafter")

@@ -23,12 +23,15 @@ from jaxspec.train.target import FrozenTarget, open_target
 from jaxspec.train.trainers.base import Trainer
 from jaxspec.train.trainers.dflash import dflash
 from jaxspec.train.trainers.draft_model import draft_model
+from jaxspec.train.trainers.eagle import eagle
 from jaxspec.train.trainers.eagle3 import eagle3
 from jaxspec.train.trainers.medusa import medusa
+from jaxspec.train.trainers.mlp_speculator import mlp_speculator
 from jaxspec.train.vocabulary import commonest_tokens, coverage
 
 logger = logging.getLogger(__name__)
 
+_WHOLE_VOCABULARY = {"draft_model": draft_model, "eagle": eagle, "mlp_speculator": mlp_speculator}
 EXPORTED = "drafter"  # the folder inside a run's that holds the finished drafter
 
 
@@ -39,8 +42,9 @@ def make_trainer(
     head: Any = config.head_config()
     if config.method == "medusa":
         return medusa(head, target, target_weights, dtype=config.dtype)
-    if config.method == "draft_model":
-        return draft_model(head, target, target_weights, dtype=config.dtype, seed=config.seed)
+    if config.method in _WHOLE_VOCABULARY:
+        make = _WHOLE_VOCABULARY[config.method]
+        return make(head, target, target_weights, dtype=config.dtype, seed=config.seed)
     size, vocab_size = head.draft_vocab_size, target.config.vocab_size
     target_ids = None
     if size is not None and size < vocab_size:

@@ -168,24 +168,29 @@ class NumpyMlpSpeculator(_Folder):
     """Tied or not."""
 
     def drafts(self, ids, num_tokens):
-        config, w = self.config, self.weights
         if len(ids) < 2:
             return []
-        state, token, drafts = self.seen(list(ids)[:-1])[0][-1], ids[-1], []
+        drafts = []
+        for _ in range(num_tokens):  # what a step says depends on the tokens before it alone
+            said = list(self.logits(self.seen(list(ids)[:-1])[0][-1], [ids[-1], *drafts]))
+            drafts.append(int(said[-1].argmax()))
+        return drafts
+
+    def logits(self, state, tokens):
+        """Each step's, over the token before it."""
+        config, w = self.config, self.weights
         state_weight = 0.5 ** (0.5 / config["n_predict"])
         inner = config["inner_dim"] or config["emb_dim"]
         emb_weight = math.sqrt((1 - state_weight**2) * inner / 2)
         if config.get("scale_input"):
             state = self.norm(state) / math.sqrt(2)
-        for i in range(num_tokens):
+        for i, token in enumerate(tokens):
             e = 0 if config.get("tie_weights") else i
             p = min(i, 1) if config.get("tie_weights") else i
             x = w[f"speculator.proj.{p}.weight"] @ state
             x = self.norm(x + w[f"speculator.emb.{e}.weight"][token] * emb_weight / state_weight)
             state = _gelu(x * w[f"speculator.ln.{e}.weight"] + w[f"speculator.ln.{e}.bias"])
-            token = int((w[f"speculator.head.{e}.weight"] @ state).argmax())
-            drafts.append(token)
-        return drafts
+            yield w[f"speculator.head.{e}.weight"] @ state
 
     def norm(self, x):
         return x / np.sqrt((x * x).mean() + 1e-6)

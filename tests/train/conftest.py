@@ -59,4 +59,6 @@ HEADS = {
     "dflash": {"aux_streams": [1, 2], "draft_vocab_size": 20, "block_size": 4, "anchor_stride": 2, "num_layers": 2},
     "medusa": {"num_heads": 2, "num_blocks": 2},
     "draft_model": {"num_layers": 2},
+    "eagle": {"num_steps": 3, "num_layers": 2},
+    "mlp_speculator": {"num_steps": 2, "inner_size": 12, "scale_input": True},
 }

@@ -14,9 +14,10 @@ from jaxspec.train.data.shards import read_corpus
 from jaxspec.train.run import make_trainer
 from jaxspec.train.step import TrainState, make_optimizer, make_step
 from jaxspec.train.target import open_target
-from tests.oracle.heads import NumpyEagle, silu
+from tests.oracle.heads import NumpyEagle, NumpyMlpSpeculator, silu
 from tests.oracle.llama import NumpyLlama
 from tests.oracle.parallel_heads import NumpyDflash
+from tests.quick import heavy_but
 from tests.train.conftest import HEADS, VOCAB
 
 ROWS = 2
@@ -131,7 +132,54 @@ class DraftModelOracle:
             yield 0, -(soft * log_softmax(own[t])).sum(), own[t].argmax() == teacher[t].argmax()
 
 
+class EagleOracle:
+    """Every chain anew, as `Eagle3Oracle`; the states themselves are taught too, by a smooth L1."""
+
+    decay, num_ahead, layout = 0.8, 3, None
+
+    def __init__(self, folder, target, head):
+        self.model = NumpyEagle(folder, target, "eagle")
+        self.weights, self.target = self.model.weights, target
+
+    def guesses(self, ids, num_prompt, draw):
+        hidden, teacher = self.target.hidden([ids])[0][0], self.target.logits([ids])[0]
+        for t in range(len(ids)):
+            features, tokens = list(hidden[: t + 1]), list(ids[1 : t + 2])
+            for k in range(3):
+                if t + 2 + k >= len(ids):
+                    break
+                logits, states = self.model.run(np.array(features), tokens)
+                features, tokens = [*features, states[-1]], [*tokens, ids[t + 2 + k]]
+                if t + 2 + k < num_prompt:
+                    continue
+                apart = np.abs(states[-1] - hidden[t + 1 + k])
+                smooth = np.where(apart < 1, apart**2 / 2, apart - 0.5).mean()
+                soft = np.exp(log_softmax(teacher[t + 1 + k]))
+                loss = smooth - 0.1 * (soft * log_softmax(logits[-1])).sum()
+                yield k, loss, logits[-1].argmax() == teacher[t + 1 + k].argmax()
+
+
+class MlpSpeculatorOracle:
+    decay, num_ahead, layout = 0.8, 2, None
+
+    def __init__(self, folder, target, head):
+        self.model = NumpyMlpSpeculator(folder, target)
+        self.weights, self.target = self.model.weights, target
+
+    def guesses(self, ids, num_prompt, draw):
+        hidden, teacher = self.target.hidden([ids])[0][0], self.target.logits([ids])[0]
+        for t in range(len(ids)):
+            for k, logits in enumerate(self.model.logits(hidden[t], ids[t + 1 : t + 3])):
+                if not num_prompt <= t + 2 + k < len(ids):
+                    continue
+                soft = np.exp(log_softmax(teacher[t + 1 + k]))
+                right = logits.argmax() == teacher[t + 1 + k].argmax()
+                yield k, -(soft * log_softmax(logits)).sum(), right
+
+
 ORACLES = {"eagle3": Eagle3Oracle, "dflash": DflashOracle, "medusa": MedusaOracle, "draft_model": DraftModelOracle}
+ORACLES |= {"eagle": EagleOracle, "mlp_speculator": MlpSpeculatorOracle}
+HEAVY = ("dflash", "eagle", "eagle3")
 
 
 def oracle_loss(oracle, batch):
@@ -148,7 +196,7 @@ def oracle_loss(oracle, batch):
     return loss, [sum(each) for each in asked], [sum(each) for each in right], [len(each) for each in losses]
 
 
-CASES = [pytest.param(name, marks=pytest.mark.heavy) if name == "dflash" else name for name in ORACLES]
+CASES = heavy_but(ORACLES, lambda name: name not in HEAVY)
 
 
 @pytest.mark.parametrize("method", CASES)

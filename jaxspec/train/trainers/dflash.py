@@ -24,28 +24,20 @@ from jaxspec.train.config import DflashHead
 from jaxspec.train.export import pieces, write_drafter
 from jaxspec.train.target import FrozenTarget
 from jaxspec.train.trainers.base import Guess, Trainer, as_specs_say, soft_cross_entropy, total
+from jaxspec.train.trainers.layers import fused_rows, layer_values
 from jaxspec.types import BlockPool
 
 
 def hf_config(head: DflashHead, target: ModelConfig) -> dict[str, Any]:
     """The config.json of the head's files."""
     n = target.num_layers
-    values = {
+    layers = layer_values(
+        target, num_layers=head.num_layers, intermediate_size=head.intermediate_size, rope_theta=head.rope_theta
+    )
+    values = layers | {
         "architectures": ["DFlashDraftModel"],
         "model_type": "qwen3",
-        "hidden_size": target.hidden_size,
-        "intermediate_size": head.intermediate_size or target.intermediate_size,
-        "num_hidden_layers": head.num_layers,
-        "num_attention_heads": target.num_heads,
-        "num_key_value_heads": target.num_kv_heads,
-        "head_dim": target.head_dim,
-        "hidden_act": "silu",
         "attention_bias": False,
-        "max_position_embeddings": target.max_position_embeddings,
-        "vocab_size": target.vocab_size,
-        "rms_norm_eps": target.norm_eps,
-        "rope_theta": head.rope_theta,
-        "tie_word_embeddings": False,
         "block_size": head.block_size,
         "mask_token_id": target.vocab_size - 1 if head.mask_token_id is None else head.mask_token_id,
         "target_layer_ids": [stream - 1 for stream in head.aux_streams or (2, n // 2, n - 3)],
@@ -107,8 +99,7 @@ def dflash(
         return total(guesses, head.place_decay)
 
     def export(params, folder: Path) -> None:
-        rows = {"qkv": (model.num_heads * model.head_dim, *[model.num_kv_heads * model.head_dim] * 2)}
-        tensors = pieces(params, specs, head_of.name_table(config, ()), rows)
+        tensors = pieces(params, specs, head_of.name_table(config, ()), fused_rows(model))
         if target_ids is not None:
             tensors["d2t"] = target_ids.astype(np.int64) - np.arange(len(target_ids))
         write_drafter(folder, hf_config(head, target.config), tensors, dtype)

@@ -21,6 +21,7 @@ from jaxspec.train.config import DraftModelHead
 from jaxspec.train.export import pieces, write_drafter
 from jaxspec.train.target import FrozenTarget, whole_rows
 from jaxspec.train.trainers.base import Guess, Trainer, as_specs_say, is_answer, soft_cross_entropy, total
+from jaxspec.train.trainers.layers import fused_rows
 from jaxspec.weights.export_config import hf_configs
 
 NUM_DRAFTS = 4  # what the finished model is asked for; it was not trained for any number
@@ -62,8 +63,8 @@ def draft_model(head: DraftModelHead, target: FrozenTarget, target_weights: Any,
 
     def export(params, folder: Path) -> None:
         table = llama.name_table(config, "hf")
-        rows = (config.num_heads * config.head_dim, *[config.num_kv_heads * config.head_dim] * 2)
-        tensors = pieces(params, specs, table, {"qkv": rows, "qkv_bias": rows})
+        rows = fused_rows(config)
+        tensors = pieces(params, specs, table, rows | {"qkv_bias": rows["qkv"]})
         shapes: Any = dict.fromkeys(tensors)
         values, _ = hf_configs(config.model_copy(update={"dtype": dtype}), shapes)
         write_drafter(folder, values, tensors, dtype)

@@ -34,6 +34,7 @@ from jaxspec.train.trainers.base import (
     soft_cross_entropy,
     total,
 )
+from jaxspec.train.trainers.layers import fused_rows, layer_values
 
 
 def hf_config(head: Eagle3Head, target: ModelConfig) -> dict[str, Any]:
@@ -48,21 +49,9 @@ def hf_config(head: Eagle3Head, target: ModelConfig) -> dict[str, Any]:
             f"aux_streams {list(streams)} begin with 1, which in layout 'eagle' means the outputs of layers; "
             "use layout 'speculators' or other streams"
         )
-    layers = {
-        "model_type": "llama",
-        "hidden_size": target.hidden_size,
-        "intermediate_size": head.intermediate_size or target.intermediate_size,
-        "num_hidden_layers": 1,
-        "num_attention_heads": target.num_heads,
-        "num_key_value_heads": target.num_kv_heads,
-        "head_dim": target.head_dim,
-        "hidden_act": "silu",
-        "max_position_embeddings": target.max_position_embeddings,
-        "vocab_size": target.vocab_size,
-        "rms_norm_eps": target.norm_eps,
-        "rope_theta": head.rope_theta,
-        "tie_word_embeddings": False,
-    }
+    layers = {"model_type": "llama"} | layer_values(
+        target, num_layers=1, intermediate_size=head.intermediate_size, rope_theta=head.rope_theta
+    )
     own = {
         "draft_vocab_size": min(head.draft_vocab_size or target.vocab_size, target.vocab_size),
         "target_hidden_size": target.hidden_size,
@@ -138,8 +127,7 @@ def eagle3(
 
     def export(params, folder: Path) -> None:
         table = eagle.name_table(config, ())
-        model_rows = {"qkv": (model.num_heads * model.head_dim, *[model.num_kv_heads * model.head_dim] * 2)}
-        tensors = pieces(params, specs, table, model_rows)
+        tensors = pieces(params, specs, table, fused_rows(model))
         if head.layout == "eagle":  # the name of the first projects' only layer
             tensors = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in tensors.items()}
         if target_ids is not None:
