@@ -7,6 +7,7 @@ from collections.abc import Sequence
 BENCHES = {
     "offline": ("jaxspec.bench.offline", "speculation against plain decoding, in one process"),
     "serve": ("jaxspec.bench.serve", "latencies under a load on a live server"),
+    "overhead": ("jaxspec.bench.overhead", "HTTP streaming against the engine itself"),
     "sweep": ("jaxspec.bench.sweep", "methods, drafts and batch sizes against plain decoding"),
 }
 

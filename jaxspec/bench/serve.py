@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     goals = parse_goodput(args.goodput)
     if args.request_rate <= 0 or args.burstiness <= 0 or (args.max_concurrency or 1) < 1 or (args.num_prompts or 1) < 1:
         raise ConfigError("--request-rate, --burstiness, --max-concurrency and --num-prompts must be above 0")
-    server = _Server(args.base_url or f"http://{args.host}:{args.port}", args.api_key)
+    server = TargetServer(args.base_url or f"http://{args.host}:{args.port}", args.api_key)
     model = args.model or server.get_json("/v1/models")["data"][0]["id"]
     bodies = read_bodies(args.prompts or default_prompts_path())
     num_prompts = args.num_prompts or len(bodies)
@@ -119,7 +119,7 @@ def read_bodies(path: Path) -> list[dict[str, Any]]:
 
 
 def send(
-    server: "_Server", load: Sequence[Mapping[str, Any]], times: Sequence[float], most: int | None
+    server: "TargetServer", load: Sequence[Mapping[str, Any]], times: Sequence[float], most: int | None
 ) -> tuple[list[Answer], float]:
     """Send each request at its time, at most so many at once: (answers in order, seconds until the last had come)."""
     gate = threading.Semaphore(most or len(load))
@@ -149,8 +149,11 @@ def acceptance(before: Mapping[str, float] | None, after: Mapping[str, float] | 
     }
 
 
-class _Server:
+class TargetServer:
+    """A live server, as a client has it: a connection a request."""
+
     def __init__(self, base_url: str, api_key: str | None):
+        """Raises: ConfigError for what is no address."""
         parts = urlsplit(base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"the server's address must begin with http:// or https://, got {base_url!r}")
@@ -179,6 +182,13 @@ class _Server:
         if text is None:
             raise ConfigError(f"{path} of the server does not answer; is it ready, and the API key right?")
         return json.loads(text)
+
+    def is_ready(self) -> bool:
+        """Whether it is there and says that it serves."""
+        try:
+            return self._get("/health") is not None
+        except OSError:
+            return False
 
     def counters(self) -> dict[str, float] | None:
         """The server's counters of drafts, summed over its engines; None where it has none."""

@@ -33,7 +33,10 @@ class ServerConfig(StrictConfig):
     )
     max_body_bytes: int = Field(4 * 2**20, ge=1024, description="largest request body, in bytes; beyond it HTTP 413")
     body_timeout_s: float = Field(
-        30.0, gt=0, description="longest wait for a body to arrive, in seconds; then HTTP 408"
+        30.0,
+        gt=0,
+        description="longest wait for a request's head, and then its body, in seconds; then HTTP 408; and for a client "
+        "to take more of its answer",
     )
     request_timeout_s: float | None = Field(
         None, gt=0, description="longest time for an answer, in seconds; then it ends with HTTP 504; null: none"
@@ -60,6 +63,11 @@ class ServerConfig(StrictConfig):
     )
     profiler_dir: str | None = Field(
         None, description="folder for JAX profiler traces; turns on POST /start_profile and /stop_profile"
+    )
+    otlp_traces_endpoint: str | None = Field(
+        None,
+        description="where OpenTelemetry traces go, OTLP over HTTP: http://HOST:4318/v1/traces; needs jaxspec[otel]; "
+        "null: nowhere",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="how much is logged")
     log_format: Literal["text", "json"] = Field("text", description="lines for people, or a JSON object a line")

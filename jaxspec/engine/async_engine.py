@@ -37,10 +37,24 @@ class _Client:
     outputs: asyncio.Queue[RequestOutput | Exception] = field(default_factory=asyncio.Queue)
 
     def send(self, item: RequestOutput | Exception) -> None:
+        _send_all([(self, item)])
+
+
+def _send_all(items: Sequence[tuple[_Client, RequestOutput | Exception]]) -> None:
+    """Hand items over, and wake each event loop once."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Client, RequestOutput | Exception]]] = {}
+    for client, item in items:
+        by_loop.setdefault(client.loop, []).append((client, item))
+    for loop, own in by_loop.items():
         try:
-            self.loop.call_soon_threadsafe(self.outputs.put_nowait, item)
+            loop.call_soon_threadsafe(_put_all, own)
         except RuntimeError:
             logger.debug("an event loop closed before its request ended")
+
+
+def _put_all(items: Sequence[tuple[_Client, RequestOutput | Exception]]) -> None:
+    for client, item in items:
+        client.outputs.put_nowait(item)
 
 
 @dataclass(frozen=True)
@@ -223,12 +237,14 @@ class AsyncEngine:
             self._step_began = time.monotonic()
             touched = core.step()
             self._step_began = None
+            items = []
             for request in touched:
                 client = self._clients.get(request.request_id)
                 if client is not None:
-                    client.send(request.error or request.output())
+                    items.append((client, request.error or request.output()))
                     if request.is_finished:
                         del self._clients[request.request_id]
+            _send_all(items)
             if (now := time.monotonic()) - logged >= LOG_EVERY_S:
                 current = core.metrics.acceptance()
                 if current.num_drafts > before.num_drafts:

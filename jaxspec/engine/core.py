@@ -221,11 +221,14 @@ class EngineCore:
         self._journal.plan(plan)
         try:
             launched, self._launched = self._launched, None
+            num_tokens = 0
             if plan is not None:
                 launched = self._run(plan, touched)
+                num_tokens = sum(chunk.num_tokens for chunk in plan.chunks)
             if launched is not None:
                 self._launched = self._launch_ahead(launched)
-                self._collect(launched, touched)
+                num_tokens += self._collect(launched, touched)
+            self.metrics.observe_step(num_tokens)
             if not self.scheduler.decoding:
                 self._launched = None  # whatever it makes belongs to nobody
         except _DeviceFault as fault:
@@ -252,8 +255,11 @@ class EngineCore:
     def _run(self, plan: Plan, touched: dict[str, Request]) -> _Launched | None:
         """All of a plan; its rounds are launched."""
         self.metrics.observe_preemptions(len(plan.preempted))
+        now = time.monotonic()
         for state in plan.admitted:
-            admission = self._admission(*self._sequences[state.sequence_id])
+            request, sequence = self._sequences[state.sequence_id]
+            request.first_scheduled_time = request.first_scheduled_time or now
+            admission = self._admission(request, sequence)
             with self._on_device():
                 self.state = self._programs.admit(self.state, admission)
         for chunk in plan.chunks:
@@ -305,14 +311,14 @@ class EngineCore:
             arrays = self._programs.prompt_logprobs(self._weights, hidden_1TD, scored)
             request.prompt_logprobs += self._describe(arrays, 0, scored, request.params.prompt_logprobs)
 
-    def _collect(self, launched: _Launched, touched: dict[str, Request]) -> None:
-        """Wait for the rounds, and commit what they made."""
+    def _collect(self, launched: _Launched, touched: dict[str, Request]) -> int:
+        """Wait for the rounds, and commit what they made; returns how many tokens that is."""
         rows, output = launched.rows, launched.output
         wants_logprobs = any(sequence.logprobs is not None for _, sequence in rows)
         with self._on_device():
             packed_RBX = np.asarray(output.packed_BX)
             logprobs = on_host(output.logprobs) if wants_logprobs else None
-        self._num_failures = 0
+        self._num_failures = num_tokens = 0
         now = time.monotonic()
         vocab_size = self.parts.target.config.vocab_size
         for round_index, packed_BX in enumerate(packed_RBX[:, : len(rows)]):
@@ -333,6 +339,10 @@ class EngineCore:
                 except RequestError as error:
                     self._fail(request, error)
                     continue
+                num_tokens += len(cut.token_ids)
+                if sequence.last_token_time is not None and sequence.last_token_time < now:
+                    self.metrics.observe_gap(now - sequence.last_token_time)
+                sequence.last_token_time = now
                 is_taken_in = num_drafted > 0 or not self._may_lag
                 self.scheduler.commit(sequence.state, cut.token_ids, is_taken_in=is_taken_in)
                 self._journal.commit(sequence.state.sequence_id, cut.token_ids)
@@ -346,6 +356,7 @@ class EngineCore:
         for request, sequence in rows:
             if sequence.progress.finish_reason != "abort":  # `abort` has told it
                 self._observe_on_host(request, sequence)
+        return num_tokens
 
     def _launch_ahead(self, launched: _Launched) -> _Launched | None:
         """The rounds that follow those, if they may be launched before anybody has looked at them."""
@@ -552,13 +563,16 @@ class EngineCore:
             return
         del self._requests[request.request_id]
         request.finished_time = time.monotonic()
-        first = request.first_token_time
-        for sequence in request.sequences:
+        arrival, scheduled, first = request.arrival_time, request.first_scheduled_time, request.first_token_time
+        lengths = [len(sequence.progress.token_ids) for sequence in request.sequences]
+        self.metrics.observe_request(len(lengths), request.params.max_tokens, max(lengths))
+        for sequence, num_tokens in zip(request.sequences, lengths, strict=True):
             self.metrics.observe_finish(
                 sequence.progress.finish_reason or "abort",
-                request.finished_time - request.arrival_time,
-                None if first is None else first - request.arrival_time,
-                len(sequence.progress.token_ids),
+                request.finished_time - arrival,
+                None if first is None else first - arrival,
+                num_tokens,
+                None if scheduled is None else scheduled - arrival,
             )
 
 

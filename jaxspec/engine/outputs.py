@@ -60,12 +60,16 @@ class CompletionOutput:
 
 @dataclass(frozen=True)
 class RequestMetrics:
-    """Times in seconds on `time.monotonic`'s clock; speculative_decoding as vLLM's object of that name."""
+    """Times in seconds on `time.monotonic`'s clock; speculative_decoding as vLLM's object of that name.
+
+    first_scheduled_time: when it was given a row, None while it waits for its first.
+    """
 
     arrival_time: float
     first_token_time: float | None
     finished_time: float | None
     speculative_decoding: dict[str, Any]
+    first_scheduled_time: float | None = None
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ class Sequence:
     logprobs: list[TokenLogprobs] | None = None  # one a token of the answer, where asked for
     pieces_delta: list[TokenPiece] = field(default_factory=list)
     was_prefilled: bool = False  # once; a sequence that lost its pages is prefilled again
+    last_token_time: float | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -84,6 +85,7 @@ class Request:
     sequences: list[Sequence]
     arrival_time: float = field(default_factory=time.monotonic)
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    first_scheduled_time: float | None = None
     first_token_time: float | None = None
     finished_time: float | None = None
     error: Exception | None = None  # what ended it, if its own code failed
@@ -116,7 +118,9 @@ class Request:
                 )
             )
             sequence.pieces_delta = []
-        metrics = RequestMetrics(self.arrival_time, self.first_token_time, self.finished_time, stats.as_dict())
+        metrics = RequestMetrics(
+            self.arrival_time, self.first_token_time, self.finished_time, stats.as_dict(), self.first_scheduled_time
+        )
         return RequestOutput(
             self.request_id,
             self.prompt,

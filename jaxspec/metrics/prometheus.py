@@ -10,7 +10,7 @@ from jaxspec.metrics.acceptance import AcceptanceStats
 
 LABELS = ("model_name", "engine")
 FIRST_TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-PER_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+PER_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 TOKENS_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 LATENCY_BUCKETS = (0.1, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 240.0)
 
@@ -65,9 +65,28 @@ class EngineMetrics:
         self._request_per_token = self._histogram(
             "request_time_per_output_token_seconds", "vLLM's newer name for the same", PER_TOKEN_BUCKETS
         )
+        self._inter_token = self._histogram(
+            "inter_token_latency_seconds",
+            "Between an answer's tokens, once however many came together",
+            PER_TOKEN_BUCKETS,
+        )
+        self._queue_time = self._histogram("request_queue_time_seconds", "Arrival to a row", FIRST_TOKEN_BUCKETS)
+        self._prefill_time = self._histogram("request_prefill_time_seconds", "Row to first token", FIRST_TOKEN_BUCKETS)
         self._decode_time = self._histogram("request_decode_time_seconds", "First token to finish", LATENCY_BUCKETS)
+        self._inference_time = self._histogram("request_inference_time_seconds", "Row to finish", LATENCY_BUCKETS)
         self._request_prompt_tokens = self._histogram("request_prompt_tokens", "Prompt tokens", TOKENS_BUCKETS)
+        self._request_computed_tokens = self._histogram(
+            "request_prefill_kv_computed_tokens", "Prompt tokens that the prefix cache did not hold", TOKENS_BUCKETS
+        )
         self._request_generation_tokens = self._histogram("request_generation_tokens", "Tokens written", TOKENS_BUCKETS)
+        self._request_max_generation_tokens = self._histogram(
+            "request_max_num_generation_tokens", "Tokens of a request's longest answer", TOKENS_BUCKETS
+        )
+        self._request_n = self._histogram("request_params_n", "Answers asked for", (1, 2, 5, 10, 20))
+        self._request_max_tokens = self._histogram("request_params_max_tokens", "max_tokens asked for", TOKENS_BUCKETS)
+        self._iteration_tokens = self._histogram(
+            "iteration_tokens_total", "Tokens prefilled and committed in a step", TOKENS_BUCKETS
+        )
 
     def observe_round(self, num_drafted: int, num_accepted: int, num_committed: int) -> None:
         """Count one row-round; the meaning of the counts is that of `AcceptanceStats`."""
@@ -86,6 +105,7 @@ class EngineMetrics:
         with self._lock:
             self._prompt_tokens.inc(num_prompt_tokens)
             self._request_prompt_tokens.observe(num_prompt_tokens)
+            self._request_computed_tokens.observe(num_prompt_tokens - (num_cached_tokens or 0))
             if num_cached_tokens is not None:
                 self._prefix_queries.inc(num_prompt_tokens)
                 self._prefix_hits.inc(num_cached_tokens)
@@ -95,17 +115,48 @@ class EngineMetrics:
         with self._lock:
             self._preemptions.inc(num_sequences)
 
+    def observe_step(self, num_tokens: int) -> None:
+        """Count one step of the engine, and the tokens that it prefilled and committed."""
+        with self._lock:
+            self._iteration_tokens.observe(num_tokens)
+
+    def observe_gap(self, seconds: float) -> None:
+        """Count the wait between tokens of one answer; those that come together are one wait."""
+        with self._lock:
+            self._inter_token.observe(seconds)
+
+    def observe_request(self, n: int, max_tokens: int | None, max_output_tokens: int) -> None:
+        """Count a request that ended: what it asked for, and the tokens of its longest answer."""
+        with self._lock:
+            self._request_n.observe(n)
+            if max_tokens is not None:
+                self._request_max_tokens.observe(max_tokens)
+            self._request_max_generation_tokens.observe(max_output_tokens)
+
     def observe_finish(
-        self, reason: str, latency_s: float, first_token_s: float | None = None, num_output_tokens: int = 0
+        self,
+        reason: str,
+        latency_s: float,
+        first_token_s: float | None = None,
+        num_output_tokens: int = 0,
+        scheduled_s: float | None = None,
     ) -> None:
-        """Count a request that ended: "stop", "length" or "abort". first_token_s is None when none came."""
+        """Count an answer that ended: "stop", "length" or "abort".
+
+        latency_s, first_token_s, scheduled_s: until its end, its first token and its row; None where it never came.
+        """
         with self._lock:
             self._request_success.labels(**self._names, finished_reason=reason).inc()
             self._latency.observe(latency_s)
             self._request_generation_tokens.observe(num_output_tokens)
+            self._queue_time.observe(latency_s if scheduled_s is None else scheduled_s)
+            if scheduled_s is not None:
+                self._inference_time.observe(latency_s - scheduled_s)
             if first_token_s is not None:
                 self._first_token.observe(first_token_s)
                 self._decode_time.observe(latency_s - first_token_s)
+                if scheduled_s is not None:
+                    self._prefill_time.observe(first_token_s - scheduled_s)
                 if num_output_tokens > 1:
                     per_token_s = (latency_s - first_token_s) / (num_output_tokens - 1)
                     self._per_token.observe(per_token_s)

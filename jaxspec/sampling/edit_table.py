@@ -73,7 +73,7 @@ def edit_row(
     return EditTable(
         bias_ids_BE=bias_ids_E,  # pyright: ignore[reportArgumentType]
         bias_values_BE=bias_values_E,  # pyright: ignore[reportArgumentType]
-        allowed_BU=pack_mask(range(vocab_size) if allowed is None else allowed, vocab_size),  # pyright: ignore[reportArgumentType]
+        allowed_BU=pack_mask(np.arange(vocab_size) if allowed is None else allowed, vocab_size),  # pyright: ignore[reportArgumentType]
         bad_words_BZY=bad_words_ZY,  # pyright: ignore[reportArgumentType]
         has_bias_B=np.bool_(len(bias) > 0),  # pyright: ignore[reportArgumentType]
         has_allowed_B=np.bool_(allowed is not None),  # pyright: ignore[reportArgumentType]
@@ -88,7 +88,7 @@ def neutral_edits(num_rows: int, vocab_size: int, processors: tuple[LogitsProces
     return jax.tree.map(lambda column: jnp.asarray(np.repeat(np.asarray(column)[None], num_rows, axis=0)), row)
 
 
-def pack_mask(token_ids: Sequence[int] | range, vocab_size: int) -> np.ndarray:
+def pack_mask(token_ids: Sequence[int] | np.ndarray, vocab_size: int) -> np.ndarray:
     """u32[U] with the bits of the ids."""
     bits = np.zeros(mask_words(vocab_size) * MASK_BITS, np.uint8)
     bits[np.asarray(token_ids, np.int64)] = 1

@@ -68,11 +68,11 @@ class SamplingParams:
         for name, neutral in NOT_SUPPORTED_YET.items():
             value = getattr(self, name)
             if not any(_is_same(value, nothing) for nothing in neutral):
-                raise RequestError(f"{name} is not supported yet, got {value!r}; leave it out", param=name)
+                raise RequestError(f"{name} is not supported yet, got {value!r:.200}; leave it out", param=name)
         for name, rule, is_right in _RULES:
             value = getattr(self, name)
             if not is_right(value):
-                raise RequestError(f"{name} must be {rule}, got {value!r}", param=name)
+                raise RequestError(f"{name} must be {rule}, got {value!r:.200}", param=name)
         # Frozen, and tidied this once: one form for what follows.
         tidy: dict[str, Any] = {"stop": _tuple_of(self.stop), "stop_token_ids": _tuple_of(self.stop_token_ids)}
         tidy |= {"bad_words": _tuple_of(self.bad_words), "logits_processors": _tuple_of(self.logits_processors)}

@@ -40,6 +40,7 @@ from jaxspec.serve.protocol import (
 from jaxspec.serve.responses import Echo, Envelope, events, whole
 from jaxspec.serve.speculation import speculation_report
 from jaxspec.serve.tools import ToolUse, check_template_knows_tools
+from jaxspec.serve.tracing import RequestTracer
 from jaxspec.text.answer_parts import END_THINK, END_TOOL_CALL, THINK, TOOL_CALL, AnswerParser, ReasoningSplitter
 from jaxspec.text.tokenizer import Tokenizer
 
@@ -53,10 +54,11 @@ Handler = Callable[[Request], Awaitable[Response]]
 class Server:
     """The engine and its config behind the routes. Nothing here changes after construction."""
 
-    def __init__(self, engine: ServedEngine, config: ServerConfig):
+    def __init__(self, engine: ServedEngine, config: ServerConfig, tracer: RequestTracer | None = None):
         """Raises: ConfigError for a chat template that cannot be read."""
         self.engine = engine
         self.config = config
+        self.tracer = tracer
         self.started = int(time.time())
         self.chat_template = read_chat_template(config.chat_template)
 
@@ -108,6 +110,10 @@ class Server:
         """POST /v1/completions."""
         wanted = await self._parsed(request, CompletionRequest)
         given = wanted.prompts()
+        if len(given) > MAX_CHOICES:
+            raise RequestError(
+                f"prompt must not hold more than {MAX_CHOICES} prompts, got {len(given)}; send fewer", param="prompt"
+            )
         prompts = [
             one if isinstance(one, list) else await anyio.to_thread.run_sync(self._tokenizer().encode, one)
             for one in given
@@ -206,6 +212,15 @@ class Server:
             self.engine, prompts, params, envelope.id, priority=wanted.priority, cache_salt=wanted.cache_salt
         )
         outputs = within(outputs, self.config.request_timeout_s)
+        if self.tracer is not None:
+            outputs = self.tracer.traced(
+                outputs,
+                headers=request.headers,
+                model=envelope.model,
+                request_id=envelope.id,
+                params=params,
+                prompt_lens=envelope.prompt_lens,
+            )
         if not wanted.stream:
             async with aclosing(outputs):
                 body = await unless_disconnected(request, whole(envelope, outputs))
@@ -334,12 +349,15 @@ class EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-def create_app(engine: ServedEngine, config: ServerConfig, lifespan: Any = None) -> Starlette:
+def create_app(
+    engine: ServedEngine, config: ServerConfig, lifespan: Any = None, tracer: RequestTracer | None = None
+) -> Starlette:
     """The ASGI application over an engine, started or not: until it is ready, routes that need it answer 503.
+    tracer: told of every request that is answered.
 
     Raises: ConfigError for a file that the config names and that cannot be read.
     """
-    server = Server(engine, config)
+    server = Server(engine, config, tracer)
     keys = keys_of(config)
 
     def answered(handler: Handler) -> Handler:
@@ -460,12 +478,22 @@ def read_chat_template(given: str | None) -> str | None:
 
 def _json_object(raw: bytes) -> Mapping[str, Any]:
     try:
-        body = json.loads(raw, parse_constant=_no_constant)
+        body = json.loads(raw, parse_constant=_no_constant, object_pairs_hook=_one_key_once)
     except (ValueError, RecursionError) as error:
         raise HttpError(400, f"the body must be JSON: {str(error)[:200]}") from None
     if not isinstance(body, dict):
         raise HttpError(400, f"the body must be a JSON object, got {type(body).__name__}")
     return body
+
+
+def _one_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object, none of whose keys would be ignored."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {twice!r:.80} stands twice in an object")
+    return found
 
 
 def _no_constant(word: str) -> Any:

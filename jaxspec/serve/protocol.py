@@ -47,6 +47,9 @@ CHAT_NOT_YET: dict[str, tuple[Any, ...]] = {
 
 DEFAULT_MAX_TOKENS = 16  # of a completion, as OpenAI's
 
+# Of `stop` and `bad_words`, each, and characters in one: the engine's thread, which serves everybody, handles them all.
+MAX_TEXTS, MAX_TEXT_CHARACTERS = 128, 1024
+
 Parsed = TypeVar("Parsed", bound="WireModel")
 
 
@@ -231,6 +234,8 @@ def sampling_params(
     if isinstance(fields.get("logit_bias"), Mapping):  # JSON's keys are texts
         fields["logit_bias"] = {_as_id(key): value for key, value in fields["logit_bias"].items()}
     fields.setdefault("max_tokens", min(DEFAULT_MAX_TOKENS, room))
+    for name in ("stop", "bad_words"):
+        _check_texts(name, fields.get(name))
     params = SamplingParams(**fields)
     if params.max_tokens is not None and params.max_tokens > room:
         raise RequestError(
@@ -238,6 +243,15 @@ def sampling_params(
             param="max_tokens",
         )
     return params
+
+
+def _check_texts(name: str, value: Any) -> None:
+    texts = value if isinstance(value, list) else [value]
+    if len(texts) > MAX_TEXTS or any(isinstance(text, str) and len(text) > MAX_TEXT_CHARACTERS for text in texts):
+        raise RequestError(
+            f"{name} must hold at most {MAX_TEXTS} texts of {MAX_TEXT_CHARACTERS} characters; send fewer or shorter",
+            param=name,
+        )
 
 
 def _settle_echo(fields: dict[str, Any], *, is_alone: bool) -> None:

@@ -14,6 +14,8 @@ from jaxspec.serve.generate import new_id
 from jaxspec.serve.logprobs import Scored, chat_logprobs, completion_logprobs, prompt_logprobs
 from jaxspec.text.answer_parts import AnswerParser, Parts
 
+_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))  # made once: `json.dumps` makes one a call
+
 
 @dataclass(frozen=True)
 class Echo:
@@ -352,4 +354,4 @@ async def _chain(first: list[tuple[int, Any]], rest: AsyncIterator[tuple[int, An
 
 
 def _event(body: dict[str, Any]) -> str:
-    return f"data: {json.dumps(body, allow_nan=False, separators=(',', ':'))}\n\n"
+    return f"data: {_ENCODER.encode(body)}\n\n"

@@ -20,6 +20,8 @@ from jaxspec.engine.async_engine import AsyncEngine
 from jaxspec.errors import ConfigError
 from jaxspec.serve.access import JsonFormatter, keys_of
 from jaxspec.serve.app import create_app, read_chat_template
+from jaxspec.serve.connections import protocol
+from jaxspec.serve.tracing import RequestTracer, open_tracer
 
 logger = logging.getLogger(__name__)
 
@@ -46,13 +48,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         keys_of(server_config)
         read_chat_template(server_config.chat_template)
+        tracer = open_tracer(server_config.otlp_traces_endpoint)
         server = http_server(server_config)
         listening = bind(server_config.host, server_config.port)
     except ConfigError as error:
         print(f"jaxspec serve: {error}", file=sys.stderr)
         return 2
     _set_up_logging(server_config)
-    return serve(engine_config, server_config, server, listening)
+    return serve(engine_config, server_config, server, listening, tracer)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -76,7 +79,11 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def serve(
-    engine_config: EngineConfig, server_config: ServerConfig, server: uvicorn.Server, listening: socket.socket
+    engine_config: EngineConfig,
+    server_config: ServerConfig,
+    server: uvicorn.Server,
+    listening: socket.socket,
+    tracer: RequestTracer | None = None,
 ) -> int:
     """Run the server on a bound socket until a signal stops it or the engine fails to start.
 
@@ -104,8 +111,10 @@ def serve(
         watching.cancel()
         if engine.is_ready:  # while it still compiles its thread cannot be asked to end; the process takes it along
             await asyncio.to_thread(engine.shutdown)
+        if tracer is not None:
+            await asyncio.to_thread(tracer.close)
 
-    server.config.app = create_app(engine, server_config, lifespan)
+    server.config.app = create_app(engine, server_config, lifespan, tracer)
     host, port = listening.getsockname()[:2]
     scheme = "http" if server_config.ssl_certfile is None else "https"
     logger.info("listening on %s://%s:%d, starting the engine", scheme, f"[{host}]" if ":" in host else host, port)
@@ -130,6 +139,8 @@ def http_server(config: ServerConfig) -> uvicorn.Server:
     """
     settings = uvicorn.Config(
         app="",
+        http=protocol(config.body_timeout_s),
+        ws="none",
         log_config=None,
         lifespan="on",
         access_log=False,

@@ -14,6 +14,7 @@ class StopStrings:
         """Scans for `stops`, none of them empty; a hit's own text is shown only if include_in_output."""
         assert all(stops), "an empty stop string would match everywhere"
         self._stops = tuple(dict.fromkeys(stops))
+        self._heads = {stop[0] for stop in self._stops}
         self._longest = max(map(len, self._stops), default=0)
         self._include_in_output = include_in_output
         self._pending = ""
@@ -59,6 +60,8 @@ class StopStrings:
     def _possible_start(self, text: str) -> int:
         """Length of the longest end of `text` with which a stop string begins."""
         for length in range(min(self._longest - 1, len(text)), 0, -1):
-            if any(stop.startswith(text[-length:]) for stop in self._stops if len(stop) > length):
+            if text[-length] in self._heads and any(
+                stop.startswith(text[-length:]) for stop in self._stops if len(stop) > length
+            ):
                 return length
         return 0

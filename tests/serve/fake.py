@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import tokenizers
-import uvicorn
 from tokenizers import Regex, decoders, models, pre_tokenizers
 
 from jaxspec.config.resolve import ResolvedConfig
@@ -19,7 +18,7 @@ from jaxspec.errors import RequestError
 from jaxspec.metrics.acceptance import AcceptanceStats
 from jaxspec.metrics.prometheus import EngineMetrics
 from jaxspec.serve.app import create_app
-from jaxspec.serve.server import bind
+from jaxspec.serve.server import bind, http_server
 from jaxspec.text.tokenizer import Tokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz ?!:\n"
@@ -198,11 +197,13 @@ class Client:
 
 
 @contextmanager
-def serving(engine, config: ServerConfig | None = None) -> Iterator[Client]:
+def serving(engine, config: ServerConfig | None = None, tracer=None) -> Iterator[Client]:
     """The real application over an engine, on a free port of this machine."""
     listening = bind("127.0.0.1", 0)
-    app = create_app(engine, config or ServerConfig())
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=2))
+    config = config or ServerConfig()
+    server = http_server(config)
+    server.config.app = create_app(engine, config, tracer=tracer)
+    server.config.timeout_graceful_shutdown = 2
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:

@@ -164,6 +164,45 @@ def test_who_never_finishes_asking_keeps_nobody_waiting(served):
         assert len(client.stream(COMPLETIONS, P)) == 6
 
 
+def test_a_head_that_never_arrives_is_given_up():
+    """Also that of a connection's second request, and however slowly its lines drip in."""
+    with (
+        serving(FakeEngine(), ServerConfig(body_timeout_s=0.3)) as client,
+        socket.create_connection(("127.0.0.1", client.port), timeout=10) as dripping,
+        socket.create_connection(("127.0.0.1", client.port), timeout=10) as silent,
+    ):
+        raw = json.dumps(P).encode()
+        dripping.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(raw) + raw)
+        assert b" 200 " in dripping.recv(10_000)
+        heard = b""
+        dripping.settimeout(0.02)
+        deadline = time.monotonic() + 10
+        while not heard:
+            assert time.monotonic() < deadline
+            with contextlib.suppress(TimeoutError):
+                dripping.sendall(b"G")
+                heard = dripping.recv(1000)
+        assert b" 408 " in heard
+        assert b" 408 " in silent.recv(1000)
+        assert silent.recv(1000) == b""
+        assert client.post(COMPLETIONS, P).status == 200
+
+
+def test_who_takes_nothing_of_an_answer_is_cut():
+    engine = FakeEngine(block=1)
+    body = P | {"stream": True, "max_tokens": 44, "n": 128, "logprobs": 5}
+    raw = json.dumps(body).encode()
+    with serving(engine, ServerConfig(body_timeout_s=0.3)) as client, socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        deaf.connect(("127.0.0.1", client.port))
+        deaf.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(raw) + raw)
+        deadline = time.monotonic() + 20
+        while not engine.aborted:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert engine.running == set()
+
+
 @pytest.mark.parametrize("length", [b"1e3", b"-5", b"9" * 30, b"\xb2"])
 def test_a_length_that_is_none_is_refused(served, length):
     _, client = served

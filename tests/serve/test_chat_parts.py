@@ -102,7 +102,7 @@ def test_tools_reach_the_template_and_no_tool_is_content():
     assert tokens == engine.prompts[1]
 
 
-@pytest.mark.parametrize("block", [1, 4])
+@pytest.mark.parametrize("block", range(1, 10))
 def test_a_forced_call_is_made_by_a_grammar(block):
     engine, serves = served(
         '[{"name": "weather", "parameters": {"city": "A"}}, {"name": "time", "parameters": {}}]', block
@@ -123,7 +123,7 @@ def test_a_forced_call_is_made_by_a_grammar(block):
     assert json.loads(engine.params[-1].structured_outputs.json)["maxItems"] == 1
 
 
-@pytest.mark.parametrize("block", [1, 4])
+@pytest.mark.parametrize("block", range(1, 10))
 def test_a_named_call_is_its_arguments(block):
     engine, serves = served('{"city": "A"}', block)
     with serves as client:

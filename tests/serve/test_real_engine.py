@@ -1,10 +1,10 @@
 """Host. The routes over the real engine with a tiny model: streams, usage, leavers, metrics, no late compile."""
 
-import itertools
+import importlib.util
 import json
-import random
 import shutil
 import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +16,8 @@ from jaxspec.config.engine import EngineConfig
 from jaxspec.engine.async_engine import AsyncEngine
 from tests.serve.fake import CHAT_TEMPLATE, LETTERS, letter_tokenizer, serving
 
-TINY = Path(__file__).resolve().parent.parent / "data" / "goldens" / "tiny" / "llama"
+ROOT = Path(__file__).resolve().parents[2]
+TINY = ROOT / "tests" / "data" / "goldens" / "tiny" / "llama"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 NUM_SPEC_TOKENS = 3
 # A letter for each of the model's 128 ids, so that all it says can be read.
@@ -35,8 +36,8 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def client(model):
-    engine = AsyncEngine(
+def engine(model):
+    return AsyncEngine(
         EngineConfig(
             model=str(model),
             served_model_name="tiny",
@@ -56,6 +57,10 @@ def client(model):
         ),
         startup_probe_tokens=4,
     )
+
+
+@pytest.fixture(scope="module")
+def client(engine):
     with serving(engine) as client:
         assert client.get("/health").status == 503
         engine.start()
@@ -241,38 +246,74 @@ def test_token_origins_add_up_to_the_figures(client):
     assert 0 < report["acceptance"]["acceptance_per_position"][0] <= 1
 
 
-def test_many_streams_that_leave_at_random_give_everything_back(client):
-    """Rows and pages return, counters never fall, and who stays is answered whole."""
-    random_ = random.Random(3)
-    alone = client.post(COMPLETIONS, greedy(max_tokens=40)).json["choices"][0]["text"]
-    leaving = [random_.choice([None, 0, 1, 400, 2000]) for _ in range(24)]
+class Gate:
+    """Lets a core step only as often as it is told to."""
 
-    def one(bytes_read):
-        if bytes_read is None:
-            return client.post(COMPLETIONS, greedy(max_tokens=40)).json["choices"][0]["text"]
-        raw = json.dumps(greedy("ab", max_tokens=100, stream=True, n=random_.choice([1, 3]))).encode()
-        with socket.create_connection(("127.0.0.1", client.port), timeout=30) as connection:
-            head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(raw)}\r\n\r\n"
-            connection.sendall(head.encode() + raw)
-            while bytes_read > 0:
-                bytes_read -= len(connection.recv(bytes_read))
-        return None
+    def __init__(self, core, monkeypatch):
+        self._step, self._tickets, self._standing = core.step, threading.Semaphore(0), threading.Event()
+        monkeypatch.setattr(core, "step", self._stepped)
 
-    seen = [scrape(client)]
-    with ThreadPoolExecutor(8) as pool:
-        answers = pool.map(one, leaving)
-        for _ in range(5):
-            seen.append(scrape(client))
-            time.sleep(0.02)
-        assert {answer for answer in answers if answer is not None} == {alone}
-    deadline = time.monotonic() + 20
-    while (now := scrape(client))["vllm:num_requests_running"] or now["vllm:num_requests_waiting"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    assert now["vllm:kv_cache_usage_perc"] == 0
-    for before, after in itertools.pairwise([*seen, now]):
-        assert all(after[name] >= value for name, value in before.items() if name.endswith(("_total", "_count")))
-    assert now["vllm:spec_decode_num_accepted_tokens_total"] <= now["vllm:spec_decode_num_draft_tokens_total"]
+    def _stepped(self):
+        self._standing.set()
+        assert self._tickets.acquire(timeout=60)
+        return self._step()
+
+    def wait(self):
+        """Until the engine stands before a step."""
+        assert self._standing.wait(60)
+
+    def let(self, steps):
+        for _ in range(steps):
+            self.wait()
+            self._standing.clear()
+            self._tickets.release()
+
+    def open(self):
+        self._tickets.release(10**6)
+
+
+def test_who_leaves_has_no_row_in_the_next_round_but_one(engine, client, monkeypatch):
+    """Counted in rounds, of which a step is one on this platform: the one under way, and no other."""
+    core = engine._core
+    assert core.parts.programs.shapes.max_rounds == 1
+    gate = Gate(core, monkeypatch)
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            staying = pool.submit(client.post, COMPLETIONS, greedy(max_tokens=60, speculative={"enabled": False}))
+            gate.wait()
+            raw = json.dumps(greedy("ab", max_tokens=100, stream=True, n=3, speculative={"enabled": False})).encode()
+            with socket.create_connection(("127.0.0.1", client.port), timeout=30) as connection:
+                head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(raw)}\r\n\r\n"
+                connection.sendall(head.encode() + raw)
+                while engine._commands.empty():
+                    time.sleep(0.001)
+                gate.let(8)
+                assert b"200 OK" in connection.recv(200)
+                gate.wait()
+                assert core.scheduler.num_running == 4
+                pages = core.scheduler.allocator.num_used
+            while engine._commands.empty():  # the server sees that it left; the engine stands before a round
+                time.sleep(0.001)
+            gate.let(1)
+            gate.wait()
+            assert core.scheduler.num_running == 1
+            assert 0 < core.scheduler.allocator.num_used < pages
+        finally:
+            gate.open()
+        assert staying.result().json["usage"]["completion_tokens"] == 60
+    assert core.scheduler.allocator.num_used == core.scheduler.num_running == 0
+
+
+def test_200_streams_that_leave_at_random_give_everything_back(client):
+    """Rows and pages return, counters never fall, no draft is accepted that was not made, who stays is answered."""
+    spec = importlib.util.spec_from_file_location("abuse_server", ROOT / "scripts" / "abuse_server.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    report = script.abuse(client.port, greedy("ab", max_tokens=40), 200, kills=4, seed=3)
+    assert report["faults"] == []
+    assert min(report["streams"].values()) >= 4
+    assert len(report["streams"]) == 5
+    assert report["tokens_written"] < 0.9 * report["tokens_if_nobody_had_left"]
 
 
 def test_nothing_was_compiled_after_ready(client):
