@@ -253,14 +253,14 @@ class AsyncEngine:
 
     def _take_commands(self, core: EngineCore) -> bool:
         """Run what is asked; wait for something to do when nothing runs. False when told to stop."""
-        while True:
-            try:
-                command = self._commands.get(block=not core.has_work)
-            except queue.Empty:
-                return True
+        left = self._commands.qsize()  # not what comes meanwhile: a flood of requests must not stop those that run
+        while left > 0 or not core.has_work:
+            command = self._commands.get()
             if command is None:
                 return False
             command.run(core)
+            left -= 1
+        return True
 
     def _add(
         self,

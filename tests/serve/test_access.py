@@ -189,13 +189,14 @@ def test_a_head_that_never_arrives_is_given_up():
 
 
 def test_who_takes_nothing_of_an_answer_is_cut():
-    engine = FakeEngine(block=1)
-    body = P | {"stream": True, "max_tokens": 44, "n": 128, "logprobs": 5}
+    engine = FakeEngine(block=9)
+    body = P | {"stream": True, "max_tokens": 44, "n": 200, "logprobs": 20}  # more than sockets' buffers hold
     raw = json.dumps(body).encode()
     with serving(engine, ServerConfig(body_timeout_s=0.3)) as client, socket.socket() as deaf:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
         deaf.connect(("127.0.0.1", client.port))
         deaf.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(raw) + raw)
+        assert deaf.recv(15) == b"HTTP/1.1 200 OK"
         deadline = time.monotonic() + 20
         while not engine.aborted:
             assert time.monotonic() < deadline

@@ -89,3 +89,23 @@ def test_shutdown_tells_those_it_leaves(engine):
         return await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), timeout=10)
 
     assert [type(outcome) for outcome in asyncio.run(run())] == [EngineDeadError] * 2
+
+
+def test_a_flood_of_requests_does_not_stop_those_who_run(engine):
+    core, steps, went_on = engine._core, [], threading.Event()
+
+    def step():
+        steps.append(None)
+        if len(steps) == 5:
+            went_on.set()
+        return []
+
+    def one_more(core):
+        if not went_on.is_set():
+            engine._ask(one_more)
+
+    core.step, core.has_work = step, True
+    for _ in range(3):
+        engine._ask(one_more)
+    assert went_on.wait(10)
+    engine.shutdown()

@@ -210,6 +210,25 @@ def test_a_scrape_agrees_with_the_responses_and_never_falls(client):
     assert totals["num_draft_tokens"] > 0
 
 
+def test_a_request_s_times_add_up(client):
+    before = scrape(client)
+    prompt = "never asked before, and never again"
+    body = client.post(COMPLETIONS, greedy(prompt, speculative={"enabled": False})).json
+    after = scrape(client)
+    grew = {name.removeprefix("vllm:"): after[name] - before[name] for name in before}
+    queue, prefill, decode = (grew[f"request_{part}_time_seconds_sum"] for part in ("queue", "prefill", "decode"))
+    assert min(queue, prefill, decode) > 0
+    assert queue + prefill + decode == pytest.approx(grew["e2e_request_latency_seconds_sum"])
+    assert prefill + decode == pytest.approx(grew["request_inference_time_seconds_sum"])
+    assert queue + prefill == pytest.approx(grew["time_to_first_token_seconds_sum"])
+    # A token a round, the first after no other; all but the prompt's last token are prefilled, if not cached.
+    assert grew["inter_token_latency_seconds_count"] == 23
+    assert 0 < grew["inter_token_latency_seconds_sum"] <= decode
+    cached = body["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert grew["iteration_tokens_total_sum"] == len(prompt) - 1 - cached + 24
+    assert (grew["request_params_n_sum"], grew["request_params_max_tokens_sum"]) == (1, 24)
+
+
 def test_a_prompt_is_scored_as_lm_eval_asks(client):
     """Its context's and continuation's log-probabilities: of one text in two cuts, the same."""
     asked = {"prompt": "abcab", "echo": True, "logprobs": 1, "temperature": 0, "seed": 1}
