@@ -191,8 +191,11 @@ class TargetServer:
             return False
 
     def counters(self) -> dict[str, float] | None:
-        """The server's counters of drafts, summed over its engines; None where it has none."""
-        text = self._get("/metrics")
+        """The server's counters of drafts, summed over its engines; None where it has none, or is no more."""
+        try:
+            text = self._get("/metrics")
+        except OSError:
+            text = None
         if text is None:
             return None
         names = {f"vllm:spec_decode_{name}_total": name for name in COUNTERS}
