@@ -2,9 +2,10 @@
 
 How to read it. `jaxspec serve` runs as a process of its own, this one holds the same engine and is the client; of
 the two one rests while the other is measured. A pair sends the same prompts, all at once, to `Engine.generate` and to
-the server, whose answers stream; `ratio` is HTTP's tokens a second over the engine's, the median of the pairs. Both
-answer the same number of tokens (EOS is ignored). Then the server is measured under Poisson arrivals of
---request-rate, for the time to the first byte under load. The last line of stdout is one JSON object.
+the server, in turn one or the other first; the server's answers stream. `ratio` is HTTP's tokens a second over the
+engine's, the median of the pairs. Both answer the same number of tokens (EOS is ignored). Then the server is measured
+under Poisson arrivals of --request-rate, for the time to the first byte under load. The last line of stdout is one
+JSON object.
 """
 
 import argparse
@@ -89,11 +90,14 @@ def run(args: argparse.Namespace, speculative: dict[str, Any] | None) -> dict[st
         engine = Engine(**settings, use_tqdm=False)
         _generate(engine, prompts[:1])  # not counted: page in what was never touched
         _stream(server, prompts[:1])
-        for _ in tqdm(range(args.pairs), desc="pairs"):
-            seconds["engine"].append(_generate(engine, prompts))
-            answers, elapsed = _stream(server, prompts)
-            seconds["http"].append(elapsed)
-            streamed += answers
+        for index in tqdm(range(args.pairs), desc="pairs"):
+            for side in ("engine", "http") if index % 2 == 0 else ("http", "engine"):
+                if side == "engine":
+                    seconds[side].append(_generate(engine, prompts))
+                else:
+                    answers, elapsed = _stream(server, prompts)
+                    seconds[side].append(elapsed)
+                    streamed += answers
         loaded = None
         if args.request_rate is not None:
             load = [_body(one) for one in prompts] * 2

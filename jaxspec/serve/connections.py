@@ -5,6 +5,7 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+MAX_PIPELINED_BYTES = 64 * 1024
 TOO_LATE = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
@@ -12,7 +13,8 @@ def protocol(seconds: float) -> type[asyncio.Protocol]:
     """HTTP/1.1 over one connection, as uvicorn's own.
 
     A connection whose client has not said what it wants so many seconds after it could is answered with 408 and
-    closed; one whose client takes nothing of its answer for as long is cut, which ends its requests.
+    closed; one whose client takes nothing of its answer for as long is cut, which ends its requests. And whoever sends
+    more while it is answered, a next request or a stray line, is still seen to leave: uvicorn would stop reading.
     """
 
     class PatientProtocol(H11Protocol):
@@ -31,6 +33,9 @@ def protocol(seconds: float) -> type[asyncio.Protocol]:
             elif self._asking is not None and not is_asking:
                 self._asking.cancel()
                 self._asking = None
+            is_ahead = not is_asking and not self.cycle.more_body and self.flow.read_paused
+            if is_ahead and len(self.conn.trailing_data[0]) < MAX_PIPELINED_BYTES:
+                self.flow.resume_reading()
 
         def _too_late(self) -> None:
             if not self.transport.is_closing():

@@ -170,6 +170,26 @@ def test_who_closes_its_half_has_left(served, streamed):
     said(client, ask(stream=streamed), closes=True)  # before its answer begins
 
 
+@pytest.mark.parametrize("more", [b"\r\n", ask(), ask()[:30], b"\x00"], ids=range(4))
+def test_who_sends_more_than_a_request_is_seen_to_leave(served, more):
+    engine, client = served
+    engine.hold, before = True, len(engine.aborted)
+    with socket.create_connection(("127.0.0.1", client.port), timeout=10) as raw:
+        raw.sendall(ask())
+        wait_for(lambda: engine.running)
+        raw.sendall(more)
+        client.get("/health")  # by now it has read that
+    wait_for(lambda: len(engine.aborted) > before)
+
+
+def test_a_flood_of_pipelined_requests_is_not_taken_in(served):
+    """What lies beyond a few is left in the sockets, whose buffers end."""
+    engine, client = served
+    engine.hold = True
+    with socket.create_connection(("127.0.0.1", client.port), timeout=0.5) as raw, pytest.raises(TimeoutError):
+        raw.sendall(ask() * 500_000)
+
+
 def test_who_never_reads_keeps_nobody_waiting(served):
     client = served[1]
     with socket.socket() as deaf:
