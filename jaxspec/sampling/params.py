@@ -75,6 +75,7 @@ class SamplingParams:
                 raise RequestError(f"{name} must be {rule}, got {value!r:.200}", param=name)
         # Frozen, and tidied this once: one form for what follows.
         tidy: dict[str, Any] = {"stop": _tuple_of(self.stop), "stop_token_ids": _tuple_of(self.stop_token_ids)}
+        tidy["stop_token_ids"] = tuple(dict.fromkeys(tidy["stop_token_ids"]))
         tidy |= {"bad_words": _tuple_of(self.bad_words), "logits_processors": _tuple_of(self.logits_processors)}
         if isinstance(self.structured_outputs, Mapping):
             tidy["structured_outputs"] = StructuredOutputsParams.from_mapping(self.structured_outputs)

@@ -109,7 +109,7 @@ class Server:
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
         wanted = await self._parsed(request, CompletionRequest)
-        given = wanted.prompts()
+        given = await anyio.to_thread.run_sync(wanted.prompts) if request.state.is_large else wanted.prompts()
         if len(given) > MAX_CHOICES:
             raise RequestError(
                 f"prompt must not hold more than {MAX_CHOICES} prompts, got {len(given)}; send fewer", param="prompt"
@@ -183,13 +183,15 @@ class Server:
                 param=prompt_field,
             )
         reasons = self._begins_with_reasoning(prompt_text)
-        params = sampling_params(
+        settle = functools.partial(
+            sampling_params,
             wanted,
             room,
             tools,
             END_THINK if reasons else None,
             reads_special_tokens=isinstance(wanted, ChatRequest) and self._reads_special_tokens(tools),
         )
+        params = await anyio.to_thread.run_sync(settle) if request.state.is_large else settle()
         if params.n * len(prompts) > MAX_CHOICES:
             raise RequestError(
                 f"n={params.n} for {len(prompts)} prompts must not exceed {MAX_CHOICES} choices; send fewer", param="n"
@@ -305,11 +307,12 @@ class Server:
     async def _parsed(self, request: Request, kind: type[Parsed]) -> Parsed:
         """The body as a request of that kind. A large one is read on another thread: the event loop never waits."""
         raw = await self._body(request)
+        request.state.is_large = len(raw) >= LARGE_BODY_BYTES
 
         def read() -> Parsed:
             return parse(kind, _json_object(raw))
 
-        wanted = read() if len(raw) < LARGE_BODY_BYTES else await anyio.to_thread.run_sync(read)
+        wanted = await anyio.to_thread.run_sync(read) if request.state.is_large else read()
         self._check_model(getattr(wanted, "model", None))
         return wanted
 
@@ -490,8 +493,8 @@ def _one_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object, none of whose keys would be ignored."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
         raise ValueError(f"the key {twice!r:.80} stands twice in an object")
     return found
 

@@ -65,30 +65,22 @@ async def run_prompts(
 
     Whatever ends this iterator, also its closing, ends every request it started.
     """
-
-    def generate(index: int) -> Any:
-        prompt = {"prompt_token_ids": prompts[index]} | ({} if cache_salt is None else {"cache_salt": cache_salt})
-        return engine.generate(prompt, params, f"{request_id}-{index}", priority)
-
-    if len(prompts) == 1:  # as nearly always: nothing to merge, and so no task and queue to pass each token through
-        async with aclosing(generate(0)) as outputs:
-            async for output in outputs:
-                yield 0, output
-        return
     arrived: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
 
-    async def pump(index: int) -> None:
+    async def pump(index: int, ids: list[int]) -> None:
         """Pass on the prompt's outputs, then None, or the error that ended it."""
         end = None
         try:
-            async with aclosing(generate(index)) as outputs:
+            prompt = {"prompt_token_ids": ids} | ({} if cache_salt is None else {"cache_salt": cache_salt})
+            outputs = engine.generate(prompt, params, f"{request_id}-{index}", priority)
+            async with aclosing(outputs):  # pyright: ignore[reportArgumentType]
                 async for output in outputs:
                     arrived.put_nowait((index, output))
         except Exception as error:
             end = error
         arrived.put_nowait((index, end))
 
-    pumps = [asyncio.create_task(pump(index)) for index in range(len(prompts))]
+    pumps = [asyncio.create_task(pump(index, ids)) for index, ids in enumerate(prompts)]
     num_running = len(pumps)
     try:
         while num_running:

@@ -2,14 +2,24 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, FailFast, model_validator
 
 from jaxspec.errors import RequestError
 
 # What OpenAI's clients send back of an answer they got; null, as it always is here, asks for nothing.
 _ALWAYS_NULL = ("refusal", "annotations", "audio", "function_call")
+
+
+class _EndsAtFault(FailFast):
+    """A list that is wrong ends at its first wrong item: a million would be a million errors, each with its words."""
+
+    __hash__ = object.__hash__  # a union of types needs one
+
+
+Item = TypeVar("Item")
+ListOf = Annotated[list[Item], _EndsAtFault()]
 
 
 class WireModel(BaseModel):
@@ -45,10 +55,10 @@ class Message(WireModel):
     """One turn of a conversation. An assistant's may hold calls in place of content; a tool's says which it answers."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | ListOf[TextPart] | None = None
     name: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: ListOf[ToolCall] | None = None
     tool_call_id: str | None = None
 
     @model_validator(mode="before")

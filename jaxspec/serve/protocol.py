@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError
 from jaxspec.errors import RequestError
 from jaxspec.sampling.params import SamplingParams
 from jaxspec.serve.formats import FORMAT_FIELDS, settle_formats
-from jaxspec.serve.messages import Message, WireModel
+from jaxspec.serve.messages import ListOf, Message, WireModel
 from jaxspec.serve.tools import Tool, ToolUse, tool_use
 
 # Sampling parameters that travel as they are: SamplingParams checks them and names the one at fault.
@@ -122,12 +122,12 @@ class ChatRequest(GenerationRequest):
 
     KNOWN_LATER: ClassVar[Mapping[str, tuple[Any, ...]]] = CHAT_NOT_YET
 
-    messages: list[Message] = Field(min_length=1)
+    messages: ListOf[Message] = Field(min_length=1)
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     max_completion_tokens: int | None = None
     top_logprobs: int | None = None
-    tools: list[Tool] | None = None
+    tools: ListOf[Tool] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool = True
 
@@ -144,11 +144,11 @@ class TokenizeRequest(WireModel):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = Field(None, min_length=1)
+    messages: ListOf[Message] | None = Field(None, min_length=1)
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    tools: list[Tool] | None = None
+    tools: ListOf[Tool] | None = None
     return_token_strs: bool = False
 
 
@@ -156,7 +156,7 @@ class DetokenizeRequest(WireModel):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: ListOf[int]
 
 
 def parse(kind: type[Parsed], body: Mapping[str, Any]) -> Parsed:

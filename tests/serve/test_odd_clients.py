@@ -236,6 +236,13 @@ def odd_bodies():
         yield "/detokenize", b'{"tokens": [%s]}' % number, "tokens" if b"e" in number else "JSON"
     yield COMPLETIONS, b'{"prompt": "a", "max_tokens": 3, "max_tokens": 4}', "JSON"
     yield CHAT, b'{"messages": [{"role": "user", "role": "system", "content": "a"}]}', "JSON"
+    keys = b",".join(b'"%d":0' % index for index in range(80_000))
+    yield COMPLETIONS, b'{"prompt": "a", "logit_bias": {%s,"0":1}}' % keys, "JSON"
+    yield COMPLETIONS, json.dumps(P | {"x" * 900_000: 1}).encode(), "x" * 100
+    yield "/detokenize", json.dumps({"tokens": [""] * 200_000}).encode(), "tokens"
+    yield CHAT, json.dumps({"messages": [1] * 200_000}).encode(), "messages"
+    yield CHAT, json.dumps({"messages": [{"role": "user", "content": [1] * 200_000}]}).encode(), "messages"
+    yield COMPLETIONS, json.dumps(P | {"stop_token_ids": [1] * 200_000}).encode(), None
     many = [f"{index:05d}" for index in range(60_000)]
     for param in ("stop", "bad_words"):
         yield COMPLETIONS, json.dumps(P | {param: many}).encode(), param
