@@ -8,6 +8,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from jaxspec.serve.protocol import (
+    MAX_TEXT_CHARACTERS,
+    MAX_TEXTS,
     SAMPLING_FIELDS,
     ChatRequest,
     CompletionRequest,
@@ -17,6 +19,8 @@ from jaxspec.serve.protocol import (
 
 _INTEGERS = {"type": "array", "items": {"type": "integer"}}
 _TEXTS = {"type": "array", "items": {"type": "string"}}
+_WORD = {"type": "string", "minLength": 1, "maxLength": MAX_TEXT_CHARACTERS}
+_WORDS = {"type": "array", "items": _WORD, "maxItems": MAX_TEXTS}
 _OBJECT = {"type": "object"}
 
 # The sampling fields' schemas; what they mean stands in `jaxspec.sampling.params.SamplingParams`.
@@ -27,7 +31,7 @@ SAMPLING_SCHEMAS: dict[str, dict[str, Any]] = {
     "top_k": {"type": "integer", "minimum": -1, "default": 0},
     "min_p": {"type": "number", "minimum": 0, "maximum": 1, "default": 0},
     "seed": {"type": "integer"},
-    "stop": {"anyOf": [{"type": "string", "minLength": 1}, _TEXTS]},
+    "stop": {"anyOf": [_WORD, _WORDS]},
     "stop_token_ids": _INTEGERS,
     "max_tokens": {"type": "integer", "minimum": 0},
     "min_tokens": {"type": "integer", "minimum": 0, "default": 0},
@@ -39,7 +43,7 @@ SAMPLING_SCHEMAS: dict[str, dict[str, Any]] = {
     "frequency_penalty": {"type": "number", "minimum": -2, "maximum": 2, "default": 0},
     "repetition_penalty": {"type": "number", "exclusiveMinimum": 0, "default": 1},
     "logit_bias": {"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}},
-    "bad_words": _TEXTS,
+    "bad_words": _WORDS,
     "allowed_token_ids": _INTEGERS | {"minItems": 1},
     "logprobs": {"anyOf": [{"type": "integer", "minimum": -1}, {"type": "boolean"}]},
     "prompt_logprobs": {"type": "integer", "minimum": -1},
