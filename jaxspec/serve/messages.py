@@ -15,7 +15,7 @@ _ALWAYS_NULL = ("refusal", "annotations", "audio", "function_call")
 class _EndsAtFault(FailFast):
     """A list that is wrong ends at its first wrong item: a million would be a million errors, each with its words."""
 
-    __hash__ = object.__hash__  # a union of types needs one
+    __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]  # a union of types needs one
 
 
 Item = TypeVar("Item")

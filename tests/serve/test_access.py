@@ -14,6 +14,8 @@ from jaxspec.serve import profiling
 from jaxspec.serve.access import JsonFormatter, check_key, keys_of
 from jaxspec.serve.app import create_app
 from jaxspec.serve.errors import HttpError
+from jaxspec.serve.server import bind
+from tests.serve import fake
 from tests.serve.fake import ANSWER, FakeEngine, serving
 
 COMPLETIONS = "/v1/completions"
@@ -188,10 +190,16 @@ def test_a_head_that_never_arrives_is_given_up():
         assert client.post(COMPLETIONS, P).status == 200
 
 
-def test_who_takes_nothing_of_an_answer_is_cut():
+def test_who_takes_nothing_of_an_answer_is_cut(monkeypatch):
+    def bind_with_little_room(host, port):
+        listening = bind(host, port)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # also that of the connections it takes
+        return listening
+
+    monkeypatch.setattr(fake, "bind", bind_with_little_room)
     engine = FakeEngine(block=9)
-    body = P | {"stream": True, "max_tokens": 44, "n": 200, "logprobs": 20}  # more than sockets' buffers hold
-    raw = json.dumps(body).encode()
+    engine.hold = True  # its first step is more than the connection holds
+    raw = json.dumps(P | {"stream": True, "max_tokens": 44, "n": 200, "logprobs": 5}).encode()
     with serving(engine, ServerConfig(body_timeout_s=0.3)) as client, socket.socket() as deaf:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
         deaf.connect(("127.0.0.1", client.port))
