@@ -28,13 +28,15 @@ class ArraySpec:
     """One parameter before it exists: shardings, random weights, loading and memory estimates derive from it.
 
     shape: sizes; dtype: a numpy/JAX dtype; axes: one logical axis name per dimension;
-    init_scale: standard deviation of random weights, 0.0 meaning ones (norms).
+    init_scale: standard deviation of random weights, 0.0 meaning ones (norms);
+    parts: of a first axis that joins several, their logical axes and sizes in order.
     """
 
     shape: tuple[int, ...]
     dtype: Any
     axes: tuple[str, ...]
     init_scale: float = 0.02
+    parts: tuple[tuple[str, int], ...] = ()
 
 
 @struct.dataclass

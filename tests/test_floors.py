@@ -16,7 +16,7 @@ FLOORS = {
     "models": 4,
     "sampling": 3, "cache": 3, "rejection": 3, "weights": 3,
     "pallas_kernels": 2, "distributed": 2, "metrics": 2, "text": 2,
-    "config": 1, "types": 1, "keys": 1,
+    "config": 1, "types": 1, "keys": 1, "shards": 1,
     "errors": 0,
 }  # fmt: skip
 
@@ -26,7 +26,7 @@ FRONT = ("__init__", "__main__")
 # What stands on less than its floor would allow.
 ONLY = {
     "config": {"errors"},  # model shape is data about a model, known to all and knowing none
-    "pallas_kernels": {"errors", "keys"},  # arrays in, arrays out: no jaxspec type or config enters
+    "pallas_kernels": {"errors", "keys", "shards"},  # arrays in, arrays out: no jaxspec type or config enters
 }
 
 

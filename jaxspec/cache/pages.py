@@ -12,14 +12,19 @@ from jaxspec.types import Int8Pool, Pool
 PADDING_SLOT_ID = -1
 
 
-def pool_shape(config: ModelConfig, num_pages: int, block_size: int) -> tuple[int, int, int, int]:
+def pool_shape(
+    config: ModelConfig, num_pages: int, block_size: int, *, num_heads: int | None = None
+) -> tuple[int, int, int, int]:
     """[L*P, 2G, S, H]: one array for all layers, so that a loop over layers never slices or copies it.
 
     Keys are heads [0, G), values [G, 2G). A latent cache has one entry a token that is key and value, of the latent's
     size. A head's slots lie together: a page is ready to be multiplied as it stands.
+
+    num_heads: entries a token, where devices hold others than the model's (`distributed.Split.cache_heads`); then each
+    device's own are keys and values one behind the other.
     """
     heads, size = config.cache_heads
-    return config.num_layers * num_pages, heads, block_size, size
+    return config.num_layers * num_pages, num_heads or heads, block_size, size
 
 
 def new_pool(shape: tuple[int, int, int, int], dtype: Any) -> Pool:

@@ -259,16 +259,26 @@ def settle_num_tokens(asked: int | None, told: DraftTokens | None) -> int:
     return asked
 
 
-def settle_draft_tensor_parallel(asked: int | None, target: int, method: str) -> int:
-    """Devices a draft is split over: as many as the target by default, one for an MLP speculator.
+# Drafters whose layers can be split over devices as a target's; the others are small.
+SPLIT_DRAFTERS = ("draft_model", "pard", "eagle", "eagle3", "p_eagle")
 
-    Raises: ConfigError for anything but 1 and the target's.
+
+def settle_draft_tensor_parallel(asked: int | None, target: int, method: str) -> int:
+    """Devices a draft is split over: as many as the target by default, one for what cannot be split.
+
+    Raises: ConfigError for anything but 1 and the target's, and for that where the draft cannot be split.
     """
+    can_split = method in SPLIT_DRAFTERS
     if asked is None:
-        return 1 if method == "mlp_speculator" else target
+        return target if can_split else 1
     if asked not in (1, target):
         raise ConfigError(
             f"draft_tensor_parallel_size={asked} must be 1 or the target's tensor_parallel_size={target}; take either"
+        )
+    if asked > 1 and not can_split:
+        raise ConfigError(
+            f"draft_tensor_parallel_size={asked} is not supported for method {method!r}, whose drafter every device "
+            "has whole; take 1"
         )
     return asked
 

@@ -16,7 +16,6 @@ class EngineConfig(StrictConfig):
 
     TITLE: ClassVar[str] = "engine config"
     NOT_YET: ClassVar[dict[str, Any]] = {
-        "tensor_parallel_size": 1,
         "data_parallel_size": 1,
         "pipeline_parallel_size": 1,
         "enable_eplb": False,
@@ -79,6 +78,12 @@ class EngineConfig(StrictConfig):
         None, gt=0.0, le=1.0, description="share of the device's memory to plan with; 0.9, or 0.4 of the host's on CPU"
     )  # its other name is memory_fraction
     seed: int = Field(0, ge=0, lt=2**32, description="root of the seeds of requests that bring none")
+    tensor_parallel_size: int = Field(
+        1, ge=1, description="devices that the model's heads, widths and vocabulary are split over"
+    )
+    enable_expert_parallel: bool = Field(
+        False, description="those devices hold whole experts, some each, in place of a part of every one"
+    )
     speculative_config: SpeculativeConfig | None = Field(
         None, description="how tokens are guessed, as JSON; null decodes plainly"
     )

@@ -98,6 +98,8 @@ class ResolvedConfig(BaseModel):
     max_queued_requests: int | None = None
     block_size: int
     kv_cache_dtype: PageDtype
+    tensor_parallel_size: int = 1
+    enable_expert_parallel: bool = False
     num_pages: int
     seed: int
     speculative_config: ResolvedSpeculative | None
@@ -136,10 +138,14 @@ def resolve(config: EngineConfig, hardware: HardwareFacts, models: ModelFacts) -
         if config.implementation == "auto"
         else config.implementation
     )
+    num_draft_devices = _draft_devices(config, models)
     num_tokens = _num_tokens(config, models)
-    page_bytes = block_size * _token_bytes(models, kv_cache_dtype)
+    # Devices made of one host share its memory.
+    devices = (1, 1) if on_cpu else (config.tensor_parallel_size, num_draft_devices)
+    page_bytes = block_size * _token_bytes(models, kv_cache_dtype, devices)
     logits_bytes = _logits_bytes(config, models.target.vocab_size, max_num_seqs, num_tokens, implementation)
-    most_pages = _pages_in_memory(config, hardware, models, ITEM_BYTES[dtype], page_bytes, logits_bytes)
+    logits_bytes = -(-logits_bytes // devices[0])
+    most_pages = _pages_in_memory(config, hardware, models, ITEM_BYTES[dtype], page_bytes, logits_bytes, devices)
     max_model_len = _max_model_len(config, models.target, most_pages, block_size)
     speculative = _speculative(config, models, max_model_len, max_num_seqs, num_tokens)
     is_on_host = speculative is not None and METHODS[speculative.method].is_on_host
@@ -158,6 +164,8 @@ def resolve(config: EngineConfig, hardware: HardwareFacts, models: ModelFacts) -
         max_queued_requests=config.max_queued_requests,
         block_size=block_size,
         kv_cache_dtype=kv_cache_dtype,
+        tensor_parallel_size=config.tensor_parallel_size,
+        enable_expert_parallel=config.enable_expert_parallel,
         num_pages=_num_pages(config, max_num_seqs * -(-max_model_len // block_size), most_pages),
         seed=config.seed,
         speculative_config=speculative,
@@ -189,6 +197,14 @@ def _implementation(platform: str) -> Literal["reference", "pallas"]:
     return "pallas" if platform in ("tpu", "gpu", "cuda") else "reference"
 
 
+def _draft_devices(config: EngineConfig, models: ModelFacts) -> int:
+    given = config.speculative_config
+    if given is None:
+        return 1
+    drafter = drafter_of(_method(given, models))
+    return settle_draft_tensor_parallel(given.draft_tensor_parallel_size, config.tensor_parallel_size, drafter)
+
+
 def _kv_cache_dtype(config: EngineConfig, platform: str, dtype: Dtype) -> PageDtype:
     on_cpu = platform == "cpu"
     if config.kv_cache_dtype == "auto":
@@ -202,14 +218,20 @@ def _kv_cache_dtype(config: EngineConfig, platform: str, dtype: Dtype) -> PageDt
     return config.kv_cache_dtype
 
 
-def _token_bytes(models: ModelFacts, dtype: PageDtype) -> int:
-    """Bytes of one token's cache entries over all layers. A draft's pool has as many pages as the target's."""
+def _token_bytes(models: ModelFacts, dtype: PageDtype, devices: tuple[int, int] = (1, 1)) -> int:
+    """Bytes of one token's cache entries over all layers on a device; target's and draft's are split over so many. A
+    draft's pool has as many pages as the target's."""
 
     def entry_bytes(size: int) -> int:
         return size + ITEM_BYTES["float32"] if dtype == "int8" else size * ITEM_BYTES[dtype]
 
-    pools = [(model.num_layers, *model.cache_heads) for model in (models.target, models.draft) if model is not None]
-    return sum(layers * heads * entry_bytes(size) for layers, heads, size in pools)
+    total = 0
+    for model, num_devices in zip((models.target, models.draft), devices, strict=True):
+        if model is not None:
+            heads, size = model.cache_heads
+            own = heads if model.mla is not None else 2 * -(-heads // 2 // num_devices)  # latents are not split
+            total += model.num_layers * own * entry_bytes(size)
+    return total
 
 
 def _chose(key, value, because):
@@ -228,12 +250,13 @@ def _pages_in_memory(
     item_bytes: int,
     page_bytes: int,
     logits_bytes: int,
+    devices: tuple[int, int],
 ) -> int:
     """Pages that fit beside the weights, drafts' too, and the logits of a full round."""
     # A host is shared with whatever else runs on it; an accelerator is ours.
     share = config.gpu_memory_utilization or (0.4 if hardware.platform == "cpu" else 0.9)
     plan_bytes = int(hardware.memory_bytes * share)
-    weight_bytes = _weight_bytes(models, item_bytes, config.quantization)
+    weight_bytes = _weight_bytes(models, item_bytes, config.quantization, devices)
     num_pages = (plan_bytes - weight_bytes - logits_bytes) // page_bytes
     if num_pages < 1:
         raise CapacityError(
@@ -255,12 +278,14 @@ def _logits_bytes(
     return rows * vocab_size * ITEM_BYTES["float32"]
 
 
-def _weight_bytes(models: ModelFacts, item_bytes: int, quantization: str | None) -> int:
-    num_parameters = models.num_parameters + models.num_draft_parameters
+def _weight_bytes(models: ModelFacts, item_bytes: int, quantization: str | None, devices: tuple[int, int]) -> int:
+    """On a device; norms and the like, which are not split, are small."""
+    draft_bytes = -(-models.num_draft_parameters * item_bytes // devices[1])
     if quantization is None:
-        return num_parameters * item_bytes
+        return -(-models.num_parameters * item_bytes // devices[0]) + draft_bytes
     scale_bytes = models.int8_scales * ITEM_BYTES["float32"]
-    return (num_parameters - models.int8_parameters) * item_bytes + models.int8_parameters + scale_bytes
+    kept_bytes = (models.num_parameters - models.int8_parameters) * item_bytes
+    return -(-(kept_bytes + models.int8_parameters + scale_bytes) // devices[0]) + draft_bytes
 
 
 def _max_model_len(config: EngineConfig, target: ModelConfig, most_pages: int, block_size: int) -> int:
@@ -336,7 +361,7 @@ def _speculative(
     schedule = given.num_speculative_tokens_per_batch_size
     is_auto = given.num_speculative_tokens == "auto"
     draft_limit = models.draft.max_position_embeddings if models.draft else max_model_len
-    draft_devices = settle_draft_tensor_parallel(given.draft_tensor_parallel_size, 1, drafter)
+    draft_devices = settle_draft_tensor_parallel(given.draft_tensor_parallel_size, config.tensor_parallel_size, drafter)
     rule: Rule
     if given.rejection_sample_method == "auto":
         # q(draft) = 1: the only token that its proposer would have given.
@@ -348,7 +373,7 @@ def _speculative(
     asked = {
         "heterogeneous_vocab": given.use_heterogeneous_vocab,
         "parallel_drafting": given.parallel_drafting,
-        "draft_tensor_parallel": draft_devices > 1,
+        "draft_tensor_parallel": (given.draft_tensor_parallel_size or 1) > 1,
         "batch_size_schedule": schedule is not None,
         "adaptive_tokens": is_auto,
         "exact": config.exact,

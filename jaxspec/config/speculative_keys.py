@@ -62,7 +62,9 @@ KEYS: dict[str, Key] = {
     "attention_backend": Key("noted", None, "it names a kernel of vLLM's; the engine's goes for the draft too"),
     "disable_padded_drafter_batch": Key("noted", False, "rows are padded to a fixed size always; drafts are the same"),
     "disable_eagle_block_drop": Key("noted", False, "no block is dropped"),
-    "use_local_argmax_reduction": Key("noted", False, "it is about speed alone, and the vocabulary is not sharded"),
+    "use_local_argmax_reduction": Key(
+        "noted", False, "it is about speed alone, and always so where the vocabulary is split"
+    ),
     "quantization": Key("refused", None, "a draft is read as its files say"),
     "kv_cache_dtype": Key("refused", None, "a draft's pages have the target's dtype"),
     "draft_load_config": Key("refused", None, "a draft is read from whatever format its folder holds"),

@@ -25,6 +25,7 @@ from jaxspec.engine.drafting import drafts_are_free
 from jaxspec.engine.drafts import FoundDraft, draft_vocabulary, find_draft
 from jaxspec.engine.heads import METHODS_WITH_HEADS, head_layers, head_proposer, num_head_parameters
 from jaxspec.engine.own_drafts import ngram_proposer, self_proposer, with_lookup
+from jaxspec.engine.placing import ModelPlacing, Placing
 from jaxspec.errors import ConfigError
 from jaxspec.models.base import at_highest_precision
 from jaxspec.models.heads.load import load_head, open_head
@@ -65,6 +66,16 @@ class EngineParts:
     tokenizer: Tokenizer | None
     grammars: GrammarCompiler | None  # None: not enabled, or no tokenizer
     costs: RoundCosts | None = None  # None: the number of drafts is not chosen by what it pays
+
+    def check_one_device(self, who: str) -> None:
+        """For what runs the models' functions itself, over whole weights.
+
+        Raises:
+            ConfigError: the engine is split over devices.
+        """
+        size = self.config.tensor_parallel_size
+        if size > 1:
+            raise ConfigError(f"{who} runs the model on one device, got tensor_parallel_size={size}; set it to 1")
 
 
 def build(
@@ -111,6 +122,10 @@ def build(
         resolved = _resolve(config, platform, checkpoint, draft_checkpoint, draft, head.config if head else None)
         if custom_proposer is None and drafter_of(draft.method or "") == "custom":
             custom_proposer = load_custom(resolved)
+        layers = head_layers(head.config) if head else draft_checkpoint and draft_checkpoint.config
+        placing = Placing.of(resolved, checkpoint.config, layers)
+        own_head, has_own_vocabulary = head and head.config, vocabulary is not None
+        placing.check(resolved, own_head, custom_proposer, logits_processors, has_own_vocabulary=has_own_vocabulary)
         _configure_compilation_cache(resolved)
         configs = (
             checkpoint.config,
@@ -122,22 +137,26 @@ def build(
         # The user's own code may be anything: programs that hold it are traced at every start.
         is_custom = draft.drafter == "custom" or logits_processors
         store = None if is_custom else _executables(resolved, configs)
-        weights = {"target": _load(checkpoint, resolved.dtype, resolved.quantization)}
+        weights = {"target": _load(checkpoint, resolved.dtype, placing.target, resolved.quantization)}
         if draft_checkpoint is not None:
-            weights["draft"] = _load(draft_checkpoint, resolved.dtype)
+            weights["draft"] = _load(draft_checkpoint, resolved.dtype, placing.draft)
         if head is not None:
-            weights["draft"] = load_head(head, checkpoint.config, weights["target"], jnp.dtype(resolved.dtype))
+            dtype, put = jnp.dtype(resolved.dtype), placing.draft.put
+            weights["draft"] = load_head(head, checkpoint.config, weights["target"], dtype, put=put)
         if vocabulary is not None:
             weights["vocabulary"] = {
                 "target_to_draft_V": jnp.asarray(vocabulary.target_to_draft_V),
                 "is_shared_V": jnp.asarray(vocabulary.is_shared_V),
             }
+        weights = placing.whole(weights)
 
     drafting = resolved.speculative_config
     model = checkpoint.config.for_run(resolved.max_model_len)
     family = family_of(model.family)
     if head is not None:
-        proposer, host_proposer = head_proposer(head.config, resolved, family, model), None
+        cache_heads = placing.draft.cache_heads
+        proposer = head_proposer(head.config, resolved, family, model, cache_heads=cache_heads)
+        host_proposer = None
     elif drafting is not None and drafting.exit_layer is not None:
         proposer, host_proposer = self_proposer(resolved, family, model), None
     else:
@@ -147,6 +166,7 @@ def build(
             custom_proposer,
             vocabulary is not None,
             draft.mask_token_id,
+            placing.draft.cache_heads,
         )
     proposer = with_lookup(resolved, proposer, host_proposer)
     target = Target(
@@ -163,16 +183,18 @@ def build(
         processors=logits_processors,
     )
 
-    def new_state() -> DecodeState:
+    def empty_state() -> DecodeState:
+        shape = pool_shape(model, resolved.num_pages, resolved.block_size, num_heads=placing.target.cache_heads)
         return initial_state(
             max_rows=resolved.max_num_seqs,
             max_model_len=resolved.max_model_len,
             vocab_size=model.vocab_size,
-            pool=new_pool(pool_shape(model, resolved.num_pages, resolved.block_size), resolved.kv_cache_dtype),
+            pool=new_pool(shape, resolved.kv_cache_dtype),
             proposer_state=proposer.init(resolved.max_num_seqs + 1),
             processors=logits_processors,
         )
 
+    new_state = placing.state_maker(empty_state)
     state = new_state()
     batch_rows, split_rows, chunk_tokens = _buckets(resolved)
     shapes = Shapes(
@@ -186,7 +208,10 @@ def build(
         num_host_drafts=host_proposer.num_tokens if host_proposer is not None else 0,
         **_draft_shapes(resolved, batch_rows, proposer),
     )
-    programs = Programs(target, proposer, shapes, weights, state, store=store, show_progress=show_progress)
+    spread = placing.spread(weights, state)
+    programs = Programs(
+        target, proposer, shapes, weights, state, spread=spread, store=store, show_progress=show_progress
+    )
     costs = None
     if drafting is not None and drafting.is_adaptive:
         is_free = host_proposer is not None or drafts_are_free(drafting.method)
@@ -288,17 +313,17 @@ def _tokenizer(named: str | None, checkpoint: Path) -> Tokenizer | None:
         return None
 
 
-def _load(checkpoint: Checkpoint, dtype: str, quantization: str | None = None) -> Any:
+def _load(checkpoint: Checkpoint, dtype: str, where: ModelPlacing, quantization: str | None = None) -> Any:
     """A draft is loaded as it is, whatever the target's quantisation."""
     family = family_of(checkpoint.config.family)
-    specs, put = family.specs(checkpoint.config, jnp.dtype(dtype)), None
+    specs, put = family.specs(checkpoint.config, jnp.dtype(dtype)), where.put
     if quantization == "int8":
         if not family.int8_names:
             raise ConfigError(
                 f"quantization 'int8' is not supported for {checkpoint.config.family} models; leave it out"
             )
-        put = Int8Put(specs, family.int8_names, dtype)
-        specs = put.specs
+        int8 = Int8Put(specs, family.int8_names, dtype, put=put, place=where.place)
+        put, specs = int8, int8.specs
     return load(checkpoint.reader, specs, family.name_table(checkpoint.config, checkpoint.source), put=put)
 
 
@@ -308,6 +333,7 @@ def _proposer(
     custom: Proposer | HostProposer | None,
     has_own_vocabulary: bool,
     mask_token_id: int | None,
+    cache_heads: int | None,
 ) -> tuple[Proposer, HostProposer | None]:
     """The device's proposer, and the host's if drafts come from there (the device then drafts nothing)."""
     speculative = resolved.speculative_config
@@ -343,7 +369,7 @@ def _proposer(
         num_tokens=num_tokens,
         max_model_len=speculative.max_model_len,
         sample_method=speculative.draft_sample_method,
-        pool_shape=pool_shape(draft, resolved.num_pages, resolved.block_size),
+        pool_shape=pool_shape(draft, resolved.num_pages, resolved.block_size, num_heads=cache_heads),
         pool_dtype=resolved.kv_cache_dtype,
         has_own_vocabulary=has_own_vocabulary,
         mask_token_id=mask_token_id,

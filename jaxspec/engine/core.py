@@ -402,7 +402,8 @@ class EngineCore:
             self.state, logits_BJV, seen_BJX = programs.forward(self._weights, self.state, batch, drafts)
             # What the host does with the drafts overlaps the forward pass.
             ids_BK, counts_B = np.asarray(drafts.token_ids_BK), np.asarray(drafts.counts_B)
-        mask_BJU = np.full((*logits_BJV.shape[:2], mask_words(logits_BJV.shape[2])), 0xFFFFFFFF, np.uint32)
+        vocab_size = self.parts.target.config.vocab_size  # logits of a split vocabulary may reach beyond it
+        mask_BJU = np.full((*logits_BJV.shape[:2], mask_words(vocab_size)), 0xFFFFFFFF, np.uint32)
         logits: Any = logits_BJV
         if any(sequence.host_edits.processors for _, sequence in rows):
             with self._on_device():
@@ -412,7 +413,7 @@ class EngineCore:
             try:
                 sequence.host_edits.fill_masks(draft_ids, mask_BJU[index])
                 if sequence.host_edits.processors:
-                    sequence.host_edits.process(sequence.progress.token_ids, draft_ids, logits[index])
+                    sequence.host_edits.process(sequence.progress.token_ids, draft_ids, logits[index, :, :vocab_size])
             except Exception as error:  # a caller's own code may raise anything
                 touched[request.request_id] = request
                 self._fail(request, error)

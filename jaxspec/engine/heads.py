@@ -45,8 +45,15 @@ def most_tokens(config: HeadConfig) -> int | None:
     return config.num_steps if isinstance(config, MlpSpeculatorConfig) else None
 
 
-def head_proposer(config: HeadConfig, resolved: ResolvedConfig, family: Family, target: ModelConfig) -> Proposer:
-    """The head as a `Proposer` for this target.
+def head_proposer(
+    config: HeadConfig,
+    resolved: ResolvedConfig,
+    family: Family,
+    target: ModelConfig,
+    *,
+    cache_heads: int | None = None,
+) -> Proposer:
+    """The head as a `Proposer` for this target. cache_heads: as `pool_shape` takes num_heads.
 
     Raises: ConfigError when more drafts are asked for than the head can make.
     """
@@ -74,7 +81,7 @@ def head_proposer(config: HeadConfig, resolved: ResolvedConfig, family: Family, 
         return mlp_speculator(config, **common)
     pool = {
         "hidden_size": target.hidden_size,
-        "pool_shape": pool_shape(config.model, resolved.num_pages, resolved.block_size),
+        "pool_shape": pool_shape(config.model, resolved.num_pages, resolved.block_size, num_heads=cache_heads),
         "pool_dtype": resolved.kv_cache_dtype,
     }
     if isinstance(config, DflashConfig):

@@ -75,10 +75,25 @@ class TracingPrograms:
         self.admit, self.prefill = parts.programs.admit, parts.programs.prefill
         self.prompt_logprobs = parts.programs.prompt_logprobs
         self.rounds: list[RoundTrace] = []
-        self.propose = jax.jit(functools.partial(rounds.propose, parts.proposer), donate_argnums=1)
-        self.forward = jax.jit(functools.partial(rounds.forward, parts.target, parts.proposer), donate_argnums=1)
-        self._judge_commit = jax.jit(
-            functools.partial(rounds.judge_commit, parts.target, parts.proposer), donate_argnums=0
+        self._vocab_size = parts.target.config.vocab_size
+        jit = parts.programs.spread.jit
+        self.propose = jit(
+            functools.partial(rounds.propose, parts.proposer),
+            ("weights", "state", "small"),
+            ("drafts", "state"),
+            donate=1,
+        )
+        self.forward = jit(
+            functools.partial(rounds.forward, parts.target, parts.proposer),
+            ("weights", "state", "small", "drafts"),
+            ("state", "logits", "small"),
+            donate=1,
+        )
+        self._judge_commit = jit(
+            functools.partial(rounds.judge_commit, parts.target, parts.proposer),
+            ("state", "small", "drafts", "logits", "small", "small"),
+            ("state", "small"),
+            donate=0,
         )
 
     def decode_rounds(self, weights: Any, state: DecodeState, batch: Batch, num_rounds: int):
@@ -109,8 +124,12 @@ class TracingPrograms:
             RoundTrace(
                 anchor=anchor,
                 draft_token_ids=tuple(np.asarray(drafts.token_ids_BK)[0, :num_drafted].tolist()),
-                target_logits_JV=np.asarray(logits_BJV)[0, : num_drafted + 1],
-                draft_logits_KV=None if drafts.logits_BKV is None else np.asarray(drafts.logits_BKV)[0, :num_drafted],
+                target_logits_JV=np.asarray(logits_BJV)[0, : num_drafted + 1, : self._vocab_size],
+                draft_logits_KV=(
+                    None
+                    if drafts.logits_BKV is None
+                    else np.asarray(drafts.logits_BKV)[0, :num_drafted, : self._vocab_size]
+                ),
                 num_accepted=num_accepted,
                 token_ids=token_ids,
                 origins=(("accepted",) * num_accepted + (last,))[: len(token_ids)],

@@ -11,7 +11,7 @@ from jaxspec.cache.pages import write_entries
 from jaxspec.config.model import ModelConfig
 from jaxspec.models.base import Place as Place
 from jaxspec.models.chains import attend_block, attend_chains
-from jaxspec.models.layers import NORM_DTYPE, linear, rms_norm
+from jaxspec.models.layers import NORM_DTYPE, joining, linear, rms_norm
 from jaxspec.models.rope import apply_rope
 from jaxspec.pallas_kernels.paged_attention import paged_attention
 from jaxspec.types import ArraySpec, BlockPool, ChainPool, Int8Pool, OpenPool, Pool
@@ -73,12 +73,13 @@ def attend(
 def attention_specs(config: ModelConfig, dtype: Any) -> dict[str, ArraySpec]:
     """Grouped-query attention; q, k and v are fused along out."""
     D, Q, G, H = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
+    parts = (("heads", Q * H), ("kv_heads", G * H), ("kv_heads", G * H))
     tree = {
-        "qkv": ArraySpec(((Q + 2 * G) * H, D), dtype, ("heads", "embed")),
+        "qkv": ArraySpec(((Q + 2 * G) * H, D), dtype, ("heads", "embed"), parts=parts),
         "o": ArraySpec((D, Q * H), dtype, ("embed", "heads")),
     }
     if config.qkv_bias:
-        tree["qkv_bias"] = ArraySpec(((Q + 2 * G) * H,), dtype, ("heads",))
+        tree["qkv_bias"] = ArraySpec(((Q + 2 * G) * H,), dtype, ("heads",), parts=parts)
     if config.o_bias:
         tree["o_bias"] = ArraySpec((D,), dtype, ("embed",))
     if config.qk_norm:
@@ -99,9 +100,12 @@ def self_attention(
 ) -> tuple[jax.Array, Pool]:
     """Grouped-query attention of normed tokens: (out_ND, pool). layer_scale: times the config's scale of scores.
 
-    A layer with a "gate" weighs each feature of its heads by a sigmoid before they are joined.
+    A layer with a "gate" weighs each feature of its heads by a sigmoid before they are joined. Heads are those that the
+    weights have: a device's own, where they are split.
     """
-    Q, G, H = config.num_heads, config.num_kv_heads, config.head_dim
+    H = config.head_dim
+    Q = w["o"].shape[1] // H
+    G = (w["qkv"].shape[0] // H - Q) // 2
     B, T = place.tokens.token_ids_BT.shape
     qkv = linear(x_ND, w["qkv"], w.get("qkv_bias"))
     q, k, v = jnp.split(qkv.reshape(B, T, Q + 2 * G, H), [Q, Q + G], axis=2)
@@ -121,4 +125,4 @@ def self_attention(
     out_NH = out.reshape(B * T, Q * H)
     if "gate" in w:
         out_NH = out_NH * jax.nn.sigmoid(linear(x_ND, w["gate"]))
-    return linear(out_NH, w["o"], w.get("o_bias")), pool
+    return joining(out_NH, w["o"], w.get("o_bias")), pool

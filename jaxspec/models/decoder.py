@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxspec import shards
 from jaxspec.config.model import ModelConfig
 from jaxspec.models.attention import Place, attention_specs, self_attention
 from jaxspec.models.base import Tokens, Weights
@@ -157,8 +158,12 @@ def with_streams(hidden_BTD: jax.Array, streams: list[jax.Array]) -> jax.Array:
 
 
 def head_logits(weights: Weights, config: ModelConfig, hidden_BTD: jax.Array) -> jax.Array:
-    """The head, or the embedding it is tied to: logits_BTV f32."""
+    """The head, or the embedding it is tied to: logits_BTV f32, of a device's own ids where the vocabulary is split."""
     B, T, D = hidden_BTD.shape
     head = weights["embed"] if config.tie_word_embeddings else weights["head"]
-    logits = linear(hidden_BTD.reshape(B * T, D), head, weights.get("head_bias")).reshape(B, T, config.vocab_size)
-    return logits if config.logit_softcap is None else config.logit_softcap * jnp.tanh(logits / config.logit_softcap)
+    logits = linear(hidden_BTD.reshape(B * T, D), head, weights.get("head_bias")).reshape(B, T, -1)
+    if config.logit_softcap is not None:
+        logits = config.logit_softcap * jnp.tanh(logits / config.logit_softcap)
+    if shards.whole_size(logits) > config.vocab_size:  # rows that fill the last device's part up
+        logits = jnp.where(shards.ids_of(logits)[None, None] < config.vocab_size, logits, -jnp.inf)
+    return logits

@@ -24,7 +24,7 @@ from jaxspec.models.decoder import (
     pre_norm_layer,
     with_ends,
 )
-from jaxspec.models.layers import NORM_DTYPE, linear, rms_norm
+from jaxspec.models.layers import NORM_DTYPE, joining, linear, rms_norm
 from jaxspec.models.rope import apply_rope
 from jaxspec.types import ArraySpec, Pool
 from jaxspec.weights.names import NameTable, TensorSource
@@ -80,7 +80,7 @@ def latent_attention(w, x_ND: jax.Array, pool: Pool, place: Place, config: Model
     """
     assert place.rotation is not None
     assert window is None, "no config of this family has windows"
-    mla, Q = _mla(config), config.num_heads
+    mla, Q = _mla(config), w["k_up"].shape[0]  # a device's own heads, where they are split
     C, X, Y = mla.kv_lora_rank, mla.nope_head_dim, mla.rope_head_dim
     B, T = place.tokens.token_ids_BT.shape
     if mla.q_lora_rank is None:
@@ -104,7 +104,7 @@ def latent_attention(w, x_ND: jax.Array, pool: Pool, place: Place, config: Model
     )
     out_NQC = out.reshape(B * T, Q, C).astype(w["v_up"].dtype)
     out_NQU = jnp.einsum("nqc,quc->nqu", out_NQC, w["v_up"], preferred_element_type=jnp.float32)
-    return linear(out_NQU.reshape(B * T, -1), w["o"], w.get("o_bias")), pool
+    return joining(out_NQU.reshape(B * T, -1), w["o"], w.get("o_bias")), pool
 
 
 def attention_names(config: ModelConfig) -> names.Names:

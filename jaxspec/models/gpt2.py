@@ -11,7 +11,7 @@ from jaxspec.models import names
 from jaxspec.models.attention import Place, attention_specs, self_attention
 from jaxspec.models.base import Family, Tokens, Weights
 from jaxspec.models.decoder import Layer, head_logits, norm_specs, run_layers, with_ends, with_streams
-from jaxspec.models.layers import NORM_DTYPE, embed, gelu_tanh, layer_norm, linear
+from jaxspec.models.layers import NORM_DTYPE, embed, gelu_tanh, joining, layer_norm, linear
 from jaxspec.types import ArraySpec, Pool
 from jaxspec.weights.names import NameTable, TensorSource
 from jaxspec.weights.transforms import Axes
@@ -70,7 +70,7 @@ def _layer(config: ModelConfig, score_divisor: int) -> Layer:
         out, pool = self_attention(w, normed_ND, pool, place, config, window=None, layer_scale=1 / score_divisor)
         x_ND = x_ND + out
         normed_ND = layer_norm(x_ND, w["mlp_norm"], w["mlp_norm_bias"], eps)
-        x_ND = x_ND + linear(gelu_tanh(linear(normed_ND, w["up"], w["up_bias"])), w["down"], w["down_bias"])
+        x_ND = x_ND + joining(gelu_tanh(linear(normed_ND, w["up"], w["up_bias"])), w["down"], w["down_bias"])
         return x_ND.reshape(x_BTD.shape), pool
 
     return layer

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec import shards
 from jaxspec.types import ArraySpec, Int8Weight
 
 NORM_DTYPE = np.float32  # tiny, and read in float32
@@ -49,23 +50,35 @@ def linear(x_Ni: jax.Array, weight_oi: jax.Array | Int8Weight, bias_o: jax.Array
     return out_No if bias_o is None else out_No + bias_o.astype(jnp.float32)[None, :]
 
 
+def joining(x_Ni: jax.Array, weight_oi: jax.Array | Int8Weight, bias_o: jax.Array | None = None) -> jax.Array:
+    """`linear` of what may be split over devices along the axis that is summed: their parts are added."""
+    out_No = shards.summed(linear(x_Ni, weight_oi))
+    return out_No if bias_o is None else out_No + bias_o.astype(jnp.float32)[None, :]
+
+
 def embed(table_VD: jax.Array, token_ids_BT: jax.Array) -> jax.Array:
-    """Rows of a table, f32[B, T, D]."""
+    """Rows of a table, f32[B, T, D], whichever device holds them."""
     # The barrier ties the table to the ids: XLA on CPU looks bfloat16 rows up in a converted table, and would convert
     # the whole of it ahead of any loop that it does not vary in, such as a drafter's steps.
     table_VD, token_ids_BT = jax.lax.optimization_barrier((table_VD, token_ids_BT))
-    return table_VD[token_ids_BT].astype(jnp.float32)
+    if not shards.is_split(table_VD):
+        return table_VD[token_ids_BT].astype(jnp.float32)
+    num_rows = table_VD.shape[0]
+    own_BT = token_ids_BT - jax.lax.axis_index(shards.TENSOR) * num_rows
+    is_own_BT = (own_BT >= 0) & (own_BT < num_rows)
+    found_BTD = table_VD[jnp.where(is_own_BT, own_BT, 0)].astype(jnp.float32)
+    return shards.summed(jnp.where(is_own_BT[:, :, None], found_BTD, 0.0))
 
 
 def mlp_specs(hidden_size: int, intermediate_size: int, dtype: Any, *, with_bias: bool) -> dict[str, ArraySpec]:
     """A gated MLP; gate and up are fused along out."""
     D, F = hidden_size, intermediate_size
     tree = {
-        "gate_up": ArraySpec((2 * F, D), dtype, ("ffn", "embed")),
+        "gate_up": ArraySpec((2 * F, D), dtype, ("ffn", "embed"), parts=(("ffn", F), ("ffn", F))),
         "down": ArraySpec((D, F), dtype, ("embed", "ffn")),
     }
     if with_bias:
-        tree["gate_up_bias"] = ArraySpec((2 * F,), dtype, ("ffn",))
+        tree["gate_up_bias"] = ArraySpec((2 * F,), dtype, ("ffn",), parts=(("ffn", F), ("ffn", F)))
         tree["down_bias"] = ArraySpec((D,), dtype, ("embed",))
     return tree
 
@@ -76,7 +89,7 @@ def gated_mlp(
     """down(activation(gate x) * up x)."""
     gate_up = linear(x_ND, w["gate_up"], w.get("gate_up_bias"))
     F = gate_up.shape[1] // 2
-    return linear(activation(gate_up[:, :F]) * gate_up[:, F:], w["down"], w.get("down_bias"))
+    return joining(activation(gate_up[:, :F]) * gate_up[:, F:], w["down"], w.get("down_bias"))
 
 
 def gelu_tanh(x: jax.Array) -> jax.Array:

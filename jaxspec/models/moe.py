@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxspec import shards
 from jaxspec.config.model import MoeConfig
 from jaxspec.models.layers import NORM_DTYPE, gated_mlp, mlp_specs
 from jaxspec.types import ArraySpec
@@ -21,13 +22,13 @@ def moe_specs(hidden_size: int, moe: MoeConfig, dtype: Any) -> dict[str, Any]:
     """
     D, E, F = hidden_size, moe.num_experts, moe.intermediate_size
     tree: dict[str, Any] = {
-        "router": ArraySpec((E, D), NORM_DTYPE, ("expert", "embed")),
-        "experts_gate": ArraySpec((E, D, F), dtype, ("expert", "embed", "ffn")),
-        "experts_up": ArraySpec((E, D, F), dtype, ("expert", "embed", "ffn")),
-        "experts_down": ArraySpec((E, F, D), dtype, ("expert", "ffn", "embed")),
+        "router": ArraySpec((E, D), NORM_DTYPE, ("choice", "embed")),
+        "experts_gate": ArraySpec((E, D, F), dtype, ("expert", "embed", "expert_ffn")),
+        "experts_up": ArraySpec((E, D, F), dtype, ("expert", "embed", "expert_ffn")),
+        "experts_down": ArraySpec((E, F, D), dtype, ("expert", "expert_ffn", "embed")),
     }
     if moe.has_correction_bias:
-        tree["router_bias"] = ArraySpec((E,), NORM_DTYPE, ("expert",))
+        tree["router_bias"] = ArraySpec((E,), NORM_DTYPE, ("choice",))
     if moe.shared_intermediate_size:
         tree["shared"] = mlp_specs(D, moe.shared_intermediate_size, dtype, with_bias=moe.shared_bias)
     return tree
@@ -66,13 +67,18 @@ def moe_mlp(w: Mapping[str, Any], x_ND: jax.Array, moe: MoeConfig) -> jax.Array:
 
     NOTE: on CPU a ragged product is lowered to a dense one over all experts, and reorders the stack each pass.
 
-    A token's result depends on no other token: every copy meets its own expert, and no expert has a capacity.
+    A token's result depends on no other token: every copy meets its own expert, and no expert has a capacity. A device
+    that holds some of the experts, or a part of each, adds what they give to what the others' do.
     """
     N, X = x_ND.shape[0], moe.num_experts_per_token
     weight_NX, expert_NX = route(w, x_ND, moe)
     expert_R = expert_NX.reshape(N * X)
+    num_own = w["experts_gate"].shape[0]
+    if num_own < moe.num_experts:  # copies for a device's own experts come first, the others' fall behind the last
+        own_R = expert_R - jax.lax.axis_index(shards.TENSOR) * num_own
+        expert_R = jnp.where((own_R >= 0) & (own_R < num_own), own_R, num_own)
     order_R = jnp.argsort(expert_R, stable=True)
-    sizes_E = jnp.zeros(moe.num_experts, jnp.int32).at[expert_R].add(1)
+    sizes_E = jnp.zeros(num_own, jnp.int32).at[expert_R].add(1, mode="drop")
     x_RD = x_ND[order_R // X]
 
     def by_expert(x_Ri: jax.Array, weight_Eio: jax.Array) -> jax.Array:
@@ -82,5 +88,7 @@ def moe_mlp(w: Mapping[str, Any], x_ND: jax.Array, moe: MoeConfig) -> jax.Array:
     hidden_RF = jax.nn.silu(by_expert(x_RD, w["experts_gate"])) * by_expert(x_RD, w["experts_up"])
     out_RD = by_expert(hidden_RF, w["experts_down"])
     out_NXD = out_RD[jnp.argsort(order_R)].reshape(N, X, -1)
-    out_ND = jnp.sum(weight_NX[:, :, None] * out_NXD, axis=1)
+    if num_own < moe.num_experts:
+        out_NXD = jnp.where(expert_R.reshape(N, X)[:, :, None] < num_own, out_NXD, 0.0)
+    out_ND = shards.summed(jnp.sum(weight_NX[:, :, None] * out_NXD, axis=1))
     return out_ND + gated_mlp(w["shared"], x_ND) if moe.shared_intermediate_size else out_ND

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from jaxspec import shards
 from jaxspec.cache.pages import new_pool
 from jaxspec.config.heads import DflashConfig
 from jaxspec.models.base import Tokens
@@ -89,6 +90,8 @@ def dflash(
             drafted, token_B, memory_BX = [], last_B1[:, 0], markov.start(config, last_B1.shape[0])
             for k in range(num_tokens):
                 said_BV, memory_BX = markov.step(own["markov"], config, token_B, hidden_BKD[:, k], memory_BX)
+                if shards.is_split(logits_BKV):  # the target's head, of which a device has its part
+                    said_BV = shards.vocabulary_part(said_BV)
                 logits_BV = logits_BKV[:, k] + said_BV * config.logit_scale
                 drafted.append(next_draft(logits_BV, view, k, sample_method, **vocabulary))
                 token_B = drafted[-1][0]

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from jaxspec import shards
 from jaxspec.keys import Purpose, token_key
 from jaxspec.pallas_kernels.rejection.argmax import row_argmax
 from jaxspec.proposers.base import RowView
@@ -42,7 +43,8 @@ def next_draft(
         everything = jnp.full((logits_BV.shape[0], vocab_size), -jnp.inf, jnp.float32)
         logits_BV = everything.at[:, target_ids_V].set(logits_BV)
     logits_BV = process(logits_BV[:, None], view.table)[:, 0]
-    return draw(logits_BV, token_key(view.table.key_B2, view.len_B, offset, Purpose.DRAFT), view.table), logits_BV
+    token_B = draw(logits_BV, token_key(view.table.key_B2, view.len_B, offset, Purpose.DRAFT), view.table)
+    return token_B, shards.vocabulary_part(logits_BV)  # of a split vocabulary, what the target's logits are judged by
 
 
 def drafts_at_once(
@@ -107,9 +109,9 @@ def draft_in_steps(
     """
     B, K = token_B.shape[0], num_tokens
     drafts = Drafts(token_ids_BK=jnp.zeros((B, K), jnp.int32), counts_B=counts_B)
-    size = drawn_vocab_size if first_logits_BV is None else first_logits_BV.shape[1]
+    size = shards.size_of_part(drawn_vocab_size or 0) if first_logits_BV is None else first_logits_BV.shape[1]
     if size:
-        drafts = dataclasses.replace(drafts, logits_BKV=jnp.zeros((B, K, size), jnp.float32))
+        drafts = dataclasses.replace(drafts, logits_BKV=shards.split(jnp.zeros((B, K, size), jnp.float32)))
     start = 0
     if drawn_vocab_size is None:
         drafts, start = _with_draft(drafts, 0, token_B, first_logits_BV), 1

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from jaxspec import shards
 from jaxspec.proposers.base import Proposer, ProposerState, RowView
 from jaxspec.proposers.ngram import Match, match
 from jaxspec.types import Drafts
@@ -35,9 +36,7 @@ def lookup_first(
         drafts, state = inner.propose(weights, state, rest)
         logits_BKV = drafts.logits_BKV
         if logits_BKV is not None:
-            logits_BKV = jnp.where(
-                is_found_B[:, None, None], point_mass(found.token_ids_BK, logits_BKV.shape[2]), logits_BKV
-            )
+            logits_BKV = jnp.where(is_found_B[:, None, None], point_mass(found.token_ids_BK, logits_BKV), logits_BKV)
         return Drafts(
             token_ids_BK=jnp.where(is_found_B[:, None], found.token_ids_BK, drafts.token_ids_BK),
             counts_B=jnp.where(is_found_B, found.counts_B, drafts.counts_B),
@@ -47,8 +46,9 @@ def lookup_first(
     return inner._replace(propose=propose)
 
 
-def point_mass(token_ids_BK: jax.Array, vocab_size: int) -> jax.Array:
-    """logits_BKV of the distribution that gives these tokens for certain; all alike where there is no token (-1)."""
-    v_11V = jnp.arange(vocab_size, dtype=jnp.int32)[None, None, :]
+def point_mass(token_ids_BK: jax.Array, like_BKV: jax.Array) -> jax.Array:
+    """Logits of the distribution that gives these tokens for certain, over the ids of `like_BKV`; all alike where there
+    is no token (-1)."""
+    v_11V = shards.ids_of(like_BKV)[None, None, :]
     ids_BK1 = token_ids_BK[:, :, None]
     return jnp.where((v_11V == ids_BK1) | (ids_BK1 < 0), 0.0, -jnp.inf)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int32, UInt32
 
+from jaxspec import shards
 from jaxspec.sampling.edit_table import MASK_BITS, EditTable
 from jaxspec.sampling.processors import LogitsProcessor, TokenContext
 
@@ -50,22 +51,27 @@ def edit(
 
 
 def _add_bias(logits_BJV: jax.Array, table: EditTable) -> jax.Array:
-    B, _, V = logits_BJV.shape
-    ids_BE = jnp.where(table.bias_ids_BE >= 0, table.bias_ids_BE, V)
+    B, V = logits_BJV.shape[0], shards.whole_size(logits_BJV)
+    ids_BE = shards.own_ids(jnp.where(table.bias_ids_BE >= 0, table.bias_ids_BE, V), logits_BJV)
     return logits_BJV.at[jnp.arange(B)[:, None], :, ids_BE].add(table.bias_values_BE[:, :, None], mode="drop")
 
 
 def _keep(logits_BJV: jax.Array, mask: UInt32[Array, "B J_or_1 U"]) -> jax.Array:
     """-inf wherever the mask has no bit."""
     V = logits_BJV.shape[2]
+    if shards.is_split(logits_BJV):
+        ids_V = shards.ids_of(logits_BJV)
+        words = mask[..., jnp.minimum(ids_V // MASK_BITS, mask.shape[2] - 1)]
+        is_kept = (words >> (ids_V % MASK_BITS).astype(jnp.uint32)[None, None]) & jnp.uint32(1)
+        return jnp.where(is_kept != 0, logits_BJV, -jnp.inf)
     bits = (mask[..., None] >> jnp.arange(MASK_BITS, dtype=jnp.uint32)[None, None, None]) & jnp.uint32(1)
     return jnp.where(bits.reshape(*mask.shape[:2], -1)[..., :V] != 0, logits_BJV, -jnp.inf)
 
 
 def _remove(logits_BJV: jax.Array, ids: Int32[Array, "B J_or_1 X"], is_removed: Bool[Array, "B J X_or_1"]) -> jax.Array:
     """-inf at the ids given; -1 is none."""
-    B, J, V = logits_BJV.shape
-    ids_BJX = jnp.where(is_removed & (ids >= 0), ids, V)
+    B, J, _ = logits_BJV.shape
+    ids_BJX = shards.own_ids(jnp.where(is_removed & (ids >= 0), ids, shards.whole_size(logits_BJV)), logits_BJV)
     at_B, at_J = jnp.arange(B)[:, None, None], jnp.arange(J)[None, :, None]
     return logits_BJV.at[at_B, at_J, ids_BJX].set(-jnp.inf, mode="drop")
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int32
 
+from jaxspec import shards
 from jaxspec.types import TokenLogprobs
 
 _BLOCK = 128
@@ -34,16 +35,16 @@ def token_logprobs(
         token_ids_BJ: outside the vocabulary (-1): the values at such a place mean nothing.
         is_normalised: log-softmax of the logits; else the logits themselves.
     """
-    V = logits_BJV.shape[2]
+    V = shards.whole_size(logits_BJV)
     x_BJV = jnp.where(jnp.isnan(logits_BJV), -jnp.inf, logits_BJV)
     ids_BJ1 = jnp.clip(token_ids_BJ, 0, V - 1)[..., None]
-    chosen_BJ1 = jnp.take_along_axis(x_BJV, ids_BJ1, axis=-1)
-    rank_BJ = 1 + jnp.sum((x_BJV > chosen_BJ1).astype(jnp.int32), axis=-1)
+    chosen_BJ1 = shards.entries(x_BJV, ids_BJ1)
+    rank_BJ = 1 + shards.summed(jnp.sum((x_BJV > chosen_BJ1).astype(jnp.int32), axis=-1))
     top_BJX, top_ids_BJX = _largest(x_BJV, num_top)
     norm_BJ1 = jnp.zeros_like(chosen_BJ1)
     if is_normalised:
-        peak_BJ1 = jnp.maximum(x_BJV.max(axis=-1, keepdims=True), jnp.finfo(jnp.float32).min)
-        norm_BJ1 = peak_BJ1 + jnp.log(jnp.exp(x_BJV - peak_BJ1).sum(axis=-1, keepdims=True))
+        peak_BJ1 = jnp.maximum(shards.largest(x_BJV.max(axis=-1, keepdims=True)), jnp.finfo(jnp.float32).min)
+        norm_BJ1 = peak_BJ1 + jnp.log(shards.summed(jnp.exp(x_BJV - peak_BJ1).sum(axis=-1, keepdims=True)))
     return TokenLogprobs(
         chosen_BJ=(chosen_BJ1 - norm_BJ1)[..., 0], rank_BJ=rank_BJ, top_ids_BJX=top_ids_BJX, top_BJX=top_BJX - norm_BJ1
     )
@@ -52,8 +53,18 @@ def token_logprobs(
 def _largest(x_BJV: jax.Array, num_top: int) -> tuple[jax.Array, jax.Array]:
     """The largest entries of each position and their ids, the first of equals first.
 
-    They lie in the blocks with the num_top largest maxima: one pass over the vocabulary, then a short row.
+    They lie in the blocks with the num_top largest maxima: one pass over the vocabulary, then a short row. Of a split
+    vocabulary each shard finds its own, and the shards' are put side by side.
     """
+    if shards.is_split(x_BJV):
+        top_BJX, ids_BJX = _largest_here(x_BJV, min(num_top, x_BJV.shape[2]))
+        top_BJX, ids_BJX = shards.side_by_side(top_BJX), shards.side_by_side(ids_BJX + shards.first_id(x_BJV))
+        top_BJX, at_BJX = lax.top_k(top_BJX, num_top)
+        return top_BJX, jnp.take_along_axis(ids_BJX, at_BJX, axis=-1)
+    return _largest_here(x_BJV, num_top)
+
+
+def _largest_here(x_BJV: jax.Array, num_top: int) -> tuple[jax.Array, jax.Array]:
     B, J, V = x_BJV.shape
     if num_top * _BLOCK * 2 > V:
         top_BJX, ids_BJX = lax.top_k(x_BJV, num_top)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxspec import shards
 from jaxspec.pallas_kernels.rejection.penalties import has_penalty
 from jaxspec.rejection.verify import verify
 from jaxspec.sampling.counts import token_counts
@@ -74,8 +75,8 @@ def _judge_fully(target: Target, state: DecodeState, batch: Batch, drafts: Draft
     B, _, V = logits_BJV.shape
     counts_BV = lax.cond(
         jnp.any(_has_penalty(state)[rows_B]),
-        lambda: token_counts(context.history_BC, context.prompt_len_B, context.len_B, V),
-        lambda: jnp.zeros((B, V), jnp.int32),
+        lambda: token_counts(context.history_BC, context.prompt_len_B, context.len_B, shards.whole_size(logits_BJV)),
+        lambda: shards.split_like(jnp.zeros((B, V), jnp.int32), logits_BJV),
     )
     verdict = _verify(target, state, batch, drafts, edited_BJV, counts_BV)
 

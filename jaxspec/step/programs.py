@@ -21,6 +21,7 @@ from jaxspec.step import pack, rounds
 from jaxspec.step.compiles import cache_hits, compile_count
 from jaxspec.step.executables import ExecutableStore, KeptProgram, temp_bytes
 from jaxspec.step.prefill import Admission, Chunk, admit, prefill, prompt_logprobs
+from jaxspec.step.spread import Role, Spread
 from jaxspec.step.state import Batch, DecodeState, RoundOutput
 from jaxspec.step.target import Target
 from jaxspec.types import Drafts, TokenLogprobs
@@ -96,15 +97,20 @@ class Programs:
         weights: Any,
         state: DecodeState,
         *,
+        spread: Spread | None = None,
         store: ExecutableStore | None = None,
         show_progress: bool = False,
     ):
-        """Compile everything, or take it from the store. `weights` and `state` are only looked at for their shapes."""
+        """Compile everything, or take it from the store. `weights` and `state` are only looked at for their shapes.
+
+        spread: where they lie; by default on one device.
+        """
         compile_count()  # counting begins
         self.shapes = shapes
+        self.spread = spread or Spread()
         self._programs: dict[str, Any] = {}
         self.plan: list[PlanEntry] = []
-        wanted = dict(_program_list(target, proposer, shapes, weights, state))
+        wanted = dict(_program_list(target, proposer, shapes, weights, state, self.spread))
         started = time.perf_counter()
         if store is not None:
             store.settle((weights, state))
@@ -190,13 +196,17 @@ def is_first(name: str) -> bool:
     return name.startswith(("admit", "prefill", "decode_rounds[B=1]", "verify_commit[B=1,"))
 
 
-def _program_list(target: Target, proposer: Proposer, shapes: Shapes, weights: Any, state: DecodeState):
+def _program_list(target: Target, proposer: Proposer, shapes: Shapes, weights: Any, state: DecodeState, spread: Spread):
     """Yields (name, lowering function) for every program and bucket; nothing is traced before it is lowered."""
-    abstract = functools.partial(jax.tree.map, lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
-    weights, state = abstract(weights), abstract(state)
+    weights, state = spread.abstract(weights, "weights"), spread.abstract(state, "state")
 
-    def lower(function: Callable, donate: int | tuple[int, ...], *args) -> Callable:
-        return lambda: jax.jit(function, donate_argnums=donate).lower(*args)
+    def lower(function: Callable, roles: Sequence[Role], results: Role | Sequence[Role], *args) -> Callable:
+        """The state is donated."""
+        donate = tuple(at for at, role in enumerate(roles) if role == "state")
+        return lambda: spread.jit(function, roles, results, donate=donate).lower(*args)
+
+    ours: tuple[Role, ...] = ("weights", "state", "small")
+    rounds_out: tuple[Role, ...] = ("state", "small")
 
     vocab_size = target.config.vocab_size
     admission = pack.pack_admission(
@@ -212,16 +222,16 @@ def _program_list(target: Target, proposer: Proposer, shapes: Shapes, weights: A
         sampling=table_row(SamplingParams(), np.zeros(2, np.uint32)),
         edits=edit_row(SamplingParams(), (), vocab_size, target.processors),
     )
-    yield "admit", lower(functools.partial(admit, proposer), 0, state, admission)
+    yield "admit", lower(functools.partial(admit, proposer), ("state", "small"), "state", state, admission)
 
     chunk = pack.pack_chunk(0, 0, 0, [], shapes.pages_per_row)
     for tokens in shapes.chunk_tokens:
         run = functools.partial(prefill, target, proposer, tokens)
-        yield f"prefill[T={tokens}]", lower(run, 1, weights, state, chunk)
+        yield f"prefill[T={tokens}]", lower(run, ours, rounds_out, weights, state, chunk)
     hidden_1TD = jax.ShapeDtypeStruct((1, SCORED_TOKENS, target.config.hidden_size), jnp.float32)
     ids_1T = jax.ShapeDtypeStruct((1, SCORED_TOKENS), jnp.int32)
     run = functools.partial(prompt_logprobs, target)
-    yield "prompt_logprobs", lower(run, (), weights, hidden_1TD, ids_1T)
+    yield "prompt_logprobs", lower(run, ("weights", "small", "small"), "small", weights, hidden_1TD, ids_1T)
 
     def drafts_of(rows: int, K: int) -> Drafts:
         return Drafts(
@@ -241,34 +251,47 @@ def _program_list(target: Target, proposer: Proposer, shapes: Shapes, weights: A
         if not shapes.num_host_drafts:
             widths = shapes.widths_of(rows)
             run = functools.partial(rounds.decode_rounds, target, proposer, shapes.max_rounds, widths=widths)
-            yield f"decode_rounds[B={rows}]", lower(run, 1, weights, state, batch, np.int32(0))
+            yield (
+                f"decode_rounds[B={rows}]",
+                lower(run, (*ours, "small"), rounds_out, weights, state, batch, np.int32(0)),
+            )
             continue
         run = _stacked(functools.partial(rounds.verify_commit, target, proposer))
         for K in shapes.host_drafts:
-            yield f"verify_commit[B={rows},K={K}]", lower(run, 1, weights, state, batch, drafts_of(rows, K))
+            yield (
+                f"verify_commit[B={rows},K={K}]",
+                lower(run, (*ours, "drafts"), rounds_out, weights, state, batch, drafts_of(rows, K)),
+            )
+
+    propose = spread.jit(functools.partial(rounds.propose, proposer), ours, ("drafts", "state"), donate=1)
+    forward = spread.jit(
+        functools.partial(rounds.forward, target, proposer),
+        (*ours, "drafts"),
+        ("state", "logits", "small"),
+        donate=1,
+    )
 
     def split_arguments(rows: int) -> tuple[Batch, Drafts, jax.Array, jax.Array | None]:
         batch, drafts = batch_of(rows), drafts_of(rows, shapes.num_host_drafts)
         if not shapes.num_host_drafts:
-            drafts, _ = jax.eval_shape(functools.partial(rounds.propose, proposer), weights, state, batch)
-        forward = functools.partial(rounds.forward, target, proposer)
+            drafts, _ = jax.eval_shape(propose, weights, state, batch)
         _, logits_BJV, seen_BJX = jax.eval_shape(forward, weights, state, batch, drafts)
         return batch, drafts, logits_BJV, seen_BJX
 
     def lower_forward(rows: int):
         batch, drafts, _, _ = split_arguments(rows)
-        return lower(functools.partial(rounds.forward, target, proposer), 1, weights, state, batch, drafts)()
+        return forward.lower(weights, state, batch, drafts)
 
     def lower_judge_commit(rows: int):
         batch, drafts, logits_BJV, seen_BJX = split_arguments(rows)
         mask_BJU = np.zeros((*logits_BJV.shape[:2], mask_words(vocab_size)), np.uint32)
         run = _stacked(functools.partial(rounds.judge_commit, target, proposer))
-        return lower(run, 0, state, batch, drafts, logits_BJV, seen_BJX, mask_BJU)()
+        roles: tuple[Role, ...] = ("state", "small", "drafts", "logits", "small", "small")
+        return lower(run, roles, rounds_out, state, batch, drafts, logits_BJV, seen_BJX, mask_BJU)()
 
     for rows in shapes.split_rows:
         if not shapes.num_host_drafts:
-            run = functools.partial(rounds.propose, proposer)
-            yield f"propose[B={rows}]", lower(run, 1, weights, state, batch_of(rows))
+            yield f"propose[B={rows}]", functools.partial(propose.lower, weights, state, batch_of(rows))
         yield f"forward[B={rows}]", functools.partial(lower_forward, rows)
         yield f"judge_commit[B={rows}]", functools.partial(lower_judge_commit, rows)
 

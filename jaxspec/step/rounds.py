@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxspec import shards
 from jaxspec.cache.pages import slots_of
 from jaxspec.models.base import Tokens
 from jaxspec.proposers.base import Proposer, RowView
@@ -57,6 +58,7 @@ def _run_if(condition: jax.Array, ask: Callable, changed: Any) -> tuple[Drafts, 
     """ask(changed), or no drafts and `changed` as it is; in place, as `_one_of` says."""
     ask = jax.jit(ask)  # traced once, for the shapes and in the loop
     drafts = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(ask, changed)[0])
+    drafts = dataclasses.replace(drafts, logits_BKV=shards.split(drafts.logits_BKV))
     _, drafts, changed = jax.lax.while_loop(
         lambda carry: carry[0], lambda carry: (jnp.zeros((), jnp.bool_), *ask(carry[2])), (condition, drafts, changed)
     )

@@ -214,8 +214,9 @@ def try_suspects(
     Args:
         texts: prompts and the target's greedy answers to them.
 
-    Raises: CapacityError where they do not all fit the engine's pages.
+    Raises: CapacityError where they do not all fit the engine's pages, ConfigError for an engine on several devices.
     """
+    parts.check_one_device("jaxspec doctor")
     config = parts.config
     num_pages = len(texts) * -(-max(len(prompt) + len(answer) for prompt, answer in texts) // config.block_size)
     if num_pages > config.num_pages:

@@ -57,6 +57,7 @@ class Recorder:
 
     def __init__(self, core: EngineCore):
         """core: lends its state for each run and gets it back."""
+        core.parts.check_one_device("jaxspec verify")
         self._core = core
         self._propose = functools.partial(_only_drafts, core.parts.proposer)
         self._plain = PlainPrograms(core.parts)

@@ -29,6 +29,7 @@ class Teacher:
 
     def __init__(self, parts: EngineParts, max_len: int, *, one_by_one: bool):
         """max_len: of the longest prompt and answer together."""
+        parts.check_one_device("the teacher-forced pass")
         config, self._weights = parts.config, parts.weights["target"]
         self._rows = parts.programs.shapes.batch_rows[-1]
         self._stride = 1 if one_by_one else ANSWER_CHUNK

@@ -4,7 +4,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,11 @@ class Parameter:
     spec: ArraySpec
     reader: Reader
     source: TensorSource
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its sizes."""
+        return self.spec.shape
 
     def read(self, index: Index | None = None) -> np.ndarray:
         """All of it, or the part at `index` (one slice an axis, of step 1), in the dtype of its spec.
@@ -58,22 +63,36 @@ class Parameter:
 Put = Callable[[Parameter], Any]
 
 
+class Readable(Protocol):
+    """What can be read in parts."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of all of it."""
+        ...
+
+    def read(self, index: Index | None = None) -> np.ndarray:
+        """All of it, or the part at `index`."""
+        ...
+
+
 def sharded(sharding_of: Callable[[Parameter], jax.sharding.Sharding]) -> Put:
     """A `put` for many devices, on this host and others: a host reads the shards of its devices, each once."""
+    return lambda parameter: put_shards(parameter, sharding_of(parameter))
 
-    def put(parameter: Parameter) -> jax.Array:
-        shape, shards = parameter.spec.shape, {}
 
-        def read(index: Index | None) -> np.ndarray:
-            assert index is not None  # JAX names a part for each device
-            key = tuple((one.start, one.stop) for one in index)
-            if key not in shards:
-                shards[key] = np.array(parameter.read(index))  # a copy, as in `copy_to_device`
-            return shards[key]
+def put_shards(readable: Readable, sharding: jax.sharding.Sharding) -> jax.Array:
+    """The array on the devices of the sharding; this host reads what its own devices hold, each part once."""
+    shards = {}
 
-        return jax.block_until_ready(jax.make_array_from_callback(shape, sharding_of(parameter), read))
+    def read(index: Index | None) -> np.ndarray:
+        assert index is not None  # JAX names a part for each device
+        key = tuple((one.start, one.stop) for one in index)
+        if key not in shards:
+            shards[key] = np.array(readable.read(index))  # a copy, as in `copy_to_device`
+        return shards[key]
 
-    return put
+    return jax.block_until_ready(jax.make_array_from_callback(readable.shape, sharding, read))
 
 
 def load(reader: Reader, specs: Any, table: NameTable, *, put: Put | None = None) -> Any:

@@ -140,6 +140,44 @@ def test_the_caches_dtype_is_the_users():
         EngineConfig(model="smol", kv_cache_dtype="fp8_e4m3")
 
 
+def test_devices_hold_a_part_of_what_is_split():
+    """Memory is a device's: a third of the weights, of the logits and of the page heads; all of a draft left whole."""
+    draft = SMOL.model_copy(update={"num_layers": 10, "sliding_window_layers": (None,) * 10})
+    models = ModelFacts(SMOL, 135_000_000, draft, 50_000_000)
+    slot_bytes = 2 * 64 * 2  # a key and a value of one head, in bfloat16
+    rows = 8 * 4  # three drafts a row, and one more
+    for draft_devices, draft_heads, draft_bytes in ((1, 3, 100_000_000), (3, 1, -(-100_000_000 // 3))):
+        page_bytes = 16 * slot_bytes * (30 * 1 + 10 * draft_heads)
+        plan = 90_000_000 + draft_bytes + rows * 49152 * 4 // 3 + 150 * page_bytes
+        drafts = {"model": "d", "num_speculative_tokens": 3, "draft_tensor_parallel_size": draft_devices}
+        config = EngineConfig(
+            model="smol", memory_fraction=1.0, max_num_seqs=8, tensor_parallel_size=3, speculative_config=drafts
+        )
+        facts = HardwareFacts("tpu", plan, "abc123", None)
+        resolved = resolve(config, facts, models)
+        assert (resolved.num_pages, resolved.tensor_parallel_size) == (150, 3)
+        assert resolve(config, dataclasses.replace(facts, memory_bytes=plan - 1), models).num_pages == 149
+    # Fake devices are parts of one host.
+    facts = HardwareFacts("cpu", 2 * (270_000_000 + 3 * ROUND_BYTES + 200 * PAGE_BYTES), "abc123", None)
+    config = EngineConfig(model="smol", gpu_memory_utilization=0.5, tensor_parallel_size=3)
+    assert resolve(config, facts, MODELS).num_pages == 200
+
+
+def test_a_draft_is_split_as_the_target_or_not_at_all():
+    def devices(method, asked=None, **more):
+        given = {"model": "d", "num_speculative_tokens": 3, "method": method, "draft_tensor_parallel_size": asked}
+        config = EngineConfig(model="smol", tensor_parallel_size=3, speculative_config=given | more)
+        models = dataclasses.replace(SHORT_DRAFT, method=method)
+        return resolve(config, CPU, models).speculative_config.draft_tensor_parallel_size
+
+    assert [devices("draft_model", asked) for asked in (None, 1, 3)] == [3, 1, 3]
+    assert [devices("eagle3"), devices("medusa"), devices("dflash")] == [3, 1, 1]
+    with pytest.raises(ConfigError, match="must be 1 or the target's tensor_parallel_size=3"):
+        devices("draft_model", 2)
+    with pytest.raises(ConfigError, match="draft_tensor_parallel_size=3 is not supported for method 'medusa'"):
+        devices("medusa", 3)
+
+
 def test_int8_weights_count_at_their_own_size():
     models = dataclasses.replace(MODELS, num_draft_parameters=1_000, int8_parameters=100_000_000, int8_scales=150_000)
     plan = (35_001_000 * 2) + 100_000_000 + 150_000 * 4 + 3 * ROUND_BYTES + 150 * PAGE_BYTES

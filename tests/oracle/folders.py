@@ -33,8 +33,10 @@ def write_llama(
     eos_token_id: int | list[int] | None = None,
     spread: float = 0.3,
     head_spread: float = 1.0,
+    num_heads: int = 4,
+    num_kv_heads: int = 2,
 ) -> Path:
-    """A Llama folder: 4 heads over 2 key heads, untied; the wider the spreads, the surer its distributions."""
+    """A Llama folder, untied; the wider the spreads, the surer its distributions."""
     rng = np.random.default_rng(seed)
     size, ffn = 4, intermediate_size
     config = {
@@ -43,8 +45,8 @@ def write_llama(
         "hidden_size": hidden_size,
         "intermediate_size": ffn,
         "num_hidden_layers": num_layers,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_kv_heads,
         "head_dim": size,
         "max_position_embeddings": max_position_embeddings,
         "vocab_size": vocab_size,
@@ -70,10 +72,10 @@ def write_llama(
         weights |= {
             name + "input_layernorm.weight": 1 + random(hidden_size, scale=0.1),
             name + "post_attention_layernorm.weight": 1 + random(hidden_size, scale=0.1),
-            name + "self_attn.q_proj.weight": random(4 * size, hidden_size, scale=2 * spread),
-            name + "self_attn.k_proj.weight": random(2 * size, hidden_size, scale=2 * spread),
-            name + "self_attn.v_proj.weight": random(2 * size, hidden_size),
-            name + "self_attn.o_proj.weight": random(hidden_size, 4 * size),
+            name + "self_attn.q_proj.weight": random(num_heads * size, hidden_size, scale=2 * spread),
+            name + "self_attn.k_proj.weight": random(num_kv_heads * size, hidden_size, scale=2 * spread),
+            name + "self_attn.v_proj.weight": random(num_kv_heads * size, hidden_size),
+            name + "self_attn.o_proj.weight": random(hidden_size, num_heads * size),
             name + "mlp.gate_proj.weight": random(ffn, hidden_size),
             name + "mlp.up_proj.weight": random(ffn, hidden_size),
             name + "mlp.down_proj.weight": random(hidden_size, ffn),

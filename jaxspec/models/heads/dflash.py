@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxspec import shards
 from jaxspec.cache.pages import write_entries
 from jaxspec.config.heads import DflashConfig
 from jaxspec.models import names
@@ -47,7 +48,7 @@ def specs(config: DflashConfig, dtype: Any) -> Weights:
     if config.markov is not None:
         tree["markov"] = markov.specs(config, dtype)
     if config.has_map:
-        tree["id_map"] = ArraySpec((config.draft_vocab_size,), jnp.int32, ("vocab",))
+        tree["id_map"] = ArraySpec((config.draft_vocab_size,), jnp.int32, ("id",))
     return tree
 
 
@@ -110,7 +111,7 @@ def forward(weights: Weights, config: DflashConfig, tokens: Tokens, pool: Pool) 
     assert model.rope is not None
     B, T = tokens.token_ids_BT.shape
     Q, G, H, eps = model.num_heads, model.num_kv_heads, model.head_dim, model.norm_eps
-    x_BTD = embed(weights["embed"], jnp.minimum(tokens.token_ids_BT, weights["embed"].shape[0] - 1))
+    x_BTD = embed(weights["embed"], jnp.minimum(tokens.token_ids_BT, shards.whole_size(weights["embed"], axis=0) - 1))
     if "mask_embedding" in weights:
         is_mask_BT = tokens.token_ids_BT == config.mask_token_id
         x_BTD = jnp.where(is_mask_BT[..., None], weights["mask_embedding"].astype(x_BTD.dtype), x_BTD)

@@ -4,6 +4,7 @@ Source: Li et al. 2024 (EAGLE), section 4; Li et al. 2025 (EAGLE-3), section 3; 
 """
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -35,7 +36,7 @@ def specs(config: EagleConfig, dtype: Any) -> Weights:
         layer |= mlp_specs(D, model.intermediate_size, dtype, with_bias=model.mlp_bias)
         layer |= norm_specs(model, *_norms(config, index))
         if config.kind == "eagle3" and index == 0:
-            layer["qkv"] = ArraySpec((layer["qkv"].shape[0], 2 * D), dtype, ("heads", "embed"))
+            layer["qkv"] = replace(layer["qkv"], shape=(layer["qkv"].shape[0], 2 * D))
         layers.append(layer)
     tree: dict[str, Any] = {"layers": layers}
 
@@ -60,7 +61,7 @@ def specs(config: EagleConfig, dtype: Any) -> Weights:
     if config.has_head:
         tree["head"] = ArraySpec((config.draft_vocab_size, D), dtype, ("vocab", "embed"))
     if config.id_map is not None:
-        tree["id_map"] = ArraySpec((config.draft_vocab_size,), jnp.int32, ("vocab",))
+        tree["id_map"] = ArraySpec((config.draft_vocab_size,), jnp.int32, ("id",))
     return tree
 
 

@@ -20,7 +20,7 @@ from jaxspec.errors import WeightsError
 from jaxspec.models.base import Weights
 from jaxspec.models.heads import dflash, eagle, medusa, mlp_speculator, mtp
 from jaxspec.weights.checkpoint import Checkpoint, open_tensors
-from jaxspec.weights.load import check, load
+from jaxspec.weights.load import Put, check, load
 from jaxspec.weights.names import NameTable
 from jaxspec.weights.reader import Reader
 from jaxspec.weights.torch_zip import read_torch_value
@@ -122,15 +122,17 @@ def unread_tensors(head: HeadCheckpoint) -> list[str]:
     return check(head.reader, specs_of(head.config, jnp.float32), _name_table(head.config, head.reader.tensors))
 
 
-def load_head(head: HeadCheckpoint, target: ModelConfig, target_weights: Weights, dtype: Any) -> Weights:
+def load_head(
+    head: HeadCheckpoint, target: ModelConfig, target_weights: Weights, dtype: Any, *, put: Put | None = None
+) -> Weights:
     """The head's weights as its functions take them: with the target's embedding where it has none or the same, and
-    with draft ids mapped to the target's.
+    with draft ids mapped to the target's. put: as `load` takes it.
 
     Raises:
       WeightsError: tensors are missing, left over or misshaped, or an id map is none.
     """
     config, reader = head.config, head.reader
-    weights = load(reader, specs_of(config, dtype), _name_table(config, reader.tensors))
+    weights = load(reader, specs_of(config, dtype), _name_table(config, reader.tensors), put=put)
     if not isinstance(config, MedusaConfig | MlpSpeculatorConfig):
         for module in weights.get("modules", [weights]):
             _share(module, head, target, target_weights, dtype)
@@ -156,7 +158,7 @@ def _share(weights: Weights, head: HeadCheckpoint, target: ModelConfig, target_w
     if "embed" not in weights:
         logger.info("draft head: embedding: the target's (none stored)")
         weights["embed"] = table
-    elif weights["embed"].shape == table.shape and bool(jnp.all(weights["embed"] == table)):
+    elif _is_same(weights["embed"], table, target.vocab_size):
         logger.info("draft head: embedding: the target's (the stored one is equal)")
         weights["embed"] = table
     else:
@@ -180,11 +182,20 @@ def _share(weights: Weights, head: HeadCheckpoint, target: ModelConfig, target_w
             weights["markov"]["to_token"] = weights["markov"]["to_token"][: target.vocab_size]
     stored = target_weights.get("head")
     if isinstance(stored, jax.Array) and isinstance(weights.get("head"), jax.Array):
-        if weights["head"].shape == stored.shape and bool(jnp.all(weights["head"] == stored)):
+        if _is_same(weights["head"], stored, target.vocab_size):
             logger.info("draft head: vocabulary head: the target's (the stored one is equal)")
             weights["head"] = stored
     elif "head" not in weights:
         logger.info("draft head: vocabulary head: the target's (none stored)")
+
+
+def _is_same(own: jax.Array, stored: jax.Array, num_rows: int) -> bool:
+    """Whether the rows are the target's; what is split over devices may be filled up behind them."""
+    if own.shape != stored.shape:
+        if own.shape[1:] != stored.shape[1:] or len(own) != num_rows or len(stored) < num_rows:
+            return False
+        stored = stored[:num_rows]
+    return bool(jnp.all(own == stored))
 
 
 def target_ids(

@@ -32,7 +32,7 @@ def specs(config: MedusaConfig, dtype: Any) -> Weights:
     elif config.own_heads == "one":
         tree["head"] = head
     if config.has_map:
-        tree["id_map"] = ArraySpec((V,), jnp.int32, ("vocab",))
+        tree["id_map"] = ArraySpec((V,), jnp.int32, ("id",))
     return tree
 
 

@@ -3,6 +3,8 @@
 import jax
 import jax.numpy as jnp
 
+from jaxspec import shards
+
 _BLOCK_TOKENS = 64  # at least; measured on CPU: 64 and 128 are alike, 256 and the whole row slower (docs/log.md)
 _MASKED = -1e30  # finite, so that a row with no visible key gives zeros and not NaN
 
@@ -73,6 +75,7 @@ def paged_attention_reference(
         jnp.zeros((B, G, R), jnp.float32),
         jnp.zeros((B, G, R, U), jnp.float32),
     )
+    carry = shards.split_like(carry, q_BTQH, pool_PGSH)
     _, sum_BGR, out_BGRU = jax.lax.fori_loop(first, end, block, carry)
     out_BGRU = out_BGRU / jnp.maximum(sum_BGR, 1e-30)[..., None]
     return out_BGRU.reshape(B, G, Q // G, T, U).transpose(0, 3, 1, 2, 4).reshape(B, T, Q, U)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int32, UInt32
 
+from jaxspec import shards
 from jaxspec.keys import gumbel
 from jaxspec.pallas_kernels.rejection.candidates import Candidates
 
@@ -27,7 +28,7 @@ def row_argmax(logits_RV: Float[Array, "R V"]) -> Int32[Array, " R"]:
     def scores(ids_RC: jax.Array | None) -> jax.Array:
         return _without_nan(_columns(logits_RV, ids_RC))
 
-    return _block_argmax(scores, logits_RV.shape[-1])
+    return _block_argmax(scores, logits_RV)
 
 
 def row_gumbel_argmax(
@@ -40,11 +41,11 @@ def row_gumbel_argmax(
 
     def scores(ids_RC: jax.Array | None) -> jax.Array:
         x = _without_nan(_columns(logits_RV, ids_RC))
-        ids = jnp.arange(logits_RV.shape[-1], dtype=jnp.int32)[None] if ids_RC is None else ids_RC
+        ids = shards.ids_of(logits_RV)[None] if ids_RC is None else ids_RC + shards.first_id(logits_RV)
         noise = gumbel(key_R2, ids)
         return x + (noise if is_noised_R is None else jnp.where(is_noised_R[:, None], noise, jnp.float32(0)))
 
-    return _block_argmax(scores, logits_RV.shape[-1])
+    return _block_argmax(scores, logits_RV)
 
 
 def gumbel_argmax_among(
@@ -62,7 +63,7 @@ def gumbel_argmax_among(
     """
     noise_RC = gumbel(key_R2, found.ids_RC)
     score_RC = x_RC + (noise_RC if is_noised_R is None else jnp.where(is_noised_R[:, None], noise_RC, jnp.float32(0)))
-    best_R = score_RC.max(axis=-1)
+    best_R = shards.largest(score_RC.max(axis=-1))
     # Rounding keeps the order of sums, so no score elsewhere is above this one.
     is_sure_R = (bound_R == -jnp.inf) | (best_R > bound_R + LARGEST_NOISE)
     if is_noised_R is not None:
@@ -94,17 +95,20 @@ def gumbel_argmax(
     # compares lane by lane it vectorises. The barrier keeps the noise out of that.
     lanes = min(_BLOCK, logits_V.shape[0])
     ids = jnp.arange(-(-logits_V.shape[0] // lanes) * lanes, dtype=jnp.int32).reshape(-1, lanes)
-    x = jnp.pad(_without_nan(logits_V), (0, ids.size - logits_V.shape[0]), constant_values=-jnp.inf).reshape(ids.shape)
+    padding = ids.size - logits_V.shape[0]
+    ids = ids + shards.first_id(logits_V)
+    x = jnp.pad(_without_nan(logits_V), (0, padding), constant_values=-jnp.inf).reshape(ids.shape)
     score = lax.optimization_barrier(x + jnp.where(is_noised, gumbel(key_2[None], ids), jnp.float32(0)))
-    best = score.max()
-    return jnp.where(best > -jnp.inf, jnp.min(jnp.where(score == best, ids, jnp.iinfo(jnp.int32).max)), 0)
+    best = shards.largest(score.max())
+    first = shards.smallest(jnp.min(jnp.where(score == best, ids, jnp.iinfo(jnp.int32).max)))
+    return jnp.where(best > -jnp.inf, first, 0)
 
 
 def argmax_among(score_RC: Float[Array, "R C"], found: Candidates) -> Int32[Array, " R"]:
     """The smallest id with the largest score, 0 where all are -inf; not NaN."""
-    best_R = score_RC.max(axis=-1)
+    best_R = shards.largest(score_RC.max(axis=-1))
     is_best_RC = score_RC == best_R[:, None]
-    id_R = jnp.min(jnp.where(is_best_RC, found.ids_RC, jnp.iinfo(jnp.int32).max), axis=-1)
+    id_R = shards.smallest(jnp.min(jnp.where(is_best_RC, found.ids_RC, jnp.iinfo(jnp.int32).max), axis=-1))
     return jnp.where(best_R > -jnp.inf, id_R, 0)
 
 
@@ -116,12 +120,17 @@ def _without_nan(x: jax.Array) -> jax.Array:
     return jnp.where(jnp.isnan(x), -jnp.inf, x)
 
 
-def _block_argmax(scores: Callable[[jax.Array | None], jax.Array], vocab_size: int) -> jax.Array:
-    """argmax over scores(None) [R, V], where scores(ids_RC) gives the same scores at given ids; none is NaN."""
+def _block_argmax(scores: Callable[[jax.Array | None], jax.Array], logits_RV: jax.Array) -> jax.Array:
+    """argmax over scores(None) [R, V], where scores(places_RC) gives the same scores at given places; none is NaN."""
+    place_R, score_R = _first_best(scores, logits_RV.shape[-1])
+    return shards.first_best(score_R, place_R + shards.first_id(logits_RV))
+
+
+def _first_best(scores: Callable[[jax.Array | None], jax.Array], vocab_size: int) -> tuple[jax.Array, jax.Array]:
     whole = vocab_size // _BLOCK * _BLOCK
     scores_RV = scores(None)
     if whole == 0:
-        return _first_largest(scores_RV)
+        return _first_largest(scores_RV), scores_RV.max(axis=-1)
     num_rows = scores_RV.shape[0]
     best = scores_RV[:, :whole].reshape(num_rows, whole // _BLOCK, _BLOCK).max(axis=-1)
     if whole < vocab_size:
@@ -129,7 +138,8 @@ def _block_argmax(scores: Callable[[jax.Array | None], jax.Array], vocab_size: i
     # The last window may reach back into the block before it, where every score is then smaller.
     start = jnp.minimum(_first_largest(best) * _BLOCK, vocab_size - _BLOCK)
     ids_RC = start[:, None] + jnp.arange(_BLOCK, dtype=jnp.int32)[None]
-    return start + _first_largest(scores(ids_RC))
+    scores_RC = scores(ids_RC)
+    return start + _first_largest(scores_RC), scores_RC.max(axis=-1)
 
 
 def _first_largest(x_RC: jax.Array) -> jax.Array:

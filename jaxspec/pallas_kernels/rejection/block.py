@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxspec import shards
+
 
 def joint_log_ratios(
     log_ratio_N: jax.Array, is_first_N: jax.Array, max_drafts: jax.Array | int
@@ -37,7 +39,7 @@ def joint_log_ratios(
 def residual_masses(logprob_target_NV: jax.Array, logprob_draft_NV: jax.Array, log_joint_N: jax.Array) -> jax.Array:
     """Sum of max(p * target - draft, 0) over the vocabulary; log_joint_N: log p before each draft. NaN adds nothing."""
     excess_NV = jnp.exp(logprob_target_NV + log_joint_N[:, None]) - jnp.exp(logprob_draft_NV)
-    return jnp.where(excess_NV > 0, excess_NV, jnp.zeros_like(excess_NV)).sum(axis=-1)
+    return shards.summed(jnp.where(excess_NV > 0, excess_NV, jnp.zeros_like(excess_NV)).sum(axis=-1))
 
 
 def point_mass_residual_masses(logprob_target_N: jax.Array, log_joint_N: jax.Array) -> jax.Array:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int32
 
+from jaxspec import shards
 from jaxspec.pallas_kernels.rejection.candidates import Candidates, candidates
 
 _Weigh = Callable[[jax.Array, slice | jax.Array], jax.Array]  # entries and the rows they are of -> their weights
@@ -99,9 +100,9 @@ def cutoffs_among(
     min_p_R: Float[Array, " R"],
 ) -> Float[Array, " R"]:
     """`row_cutoffs` of logits that are scaled, and whose candidates are known."""
-    has_k_R = (top_k_R > 0) & (top_k_R < x_RV.shape[-1])
+    has_k_R = (top_k_R > 0) & (top_k_R < shards.whole_size(x_RV))
     has_p_R = top_p_R < 1
-    peak_R = found.x_RC.max(axis=-1)
+    peak_R = shards.largest(found.x_RC.max(axis=-1))
     off_R = jnp.full_like(peak_R, -jnp.inf)
 
     def search(weigh: _Weigh, limit_R: jax.Array, is_on_R: jax.Array, least_R: jax.Array) -> jax.Array:
@@ -132,9 +133,9 @@ def cutoffs_among(
         def mass(x: jax.Array, rows: slice | jax.Array) -> jax.Array:
             return jnp.where(x >= cutoff_R[rows, None], jnp.exp(x - peak_R[rows, None]), jnp.float32(0))
 
-        mass_R = mass(x_RV, slice(None)).sum(axis=-1)
+        mass_R = shards.summed(mass(x_RV, slice(None)).sum(axis=-1))
         # What is removed weighs no less than (1 - p) of it, and is no more than V entries; half, for rounding.
-        least_R = peak_R + jnp.log((1 - top_p_R) * mass_R / (2 * x_RV.shape[-1]))
+        least_R = peak_R + jnp.log((1 - top_p_R) * mass_R / (2 * shards.whole_size(x_RV)))
         return search(mass, top_p_R * mass_R, has_p_R, jnp.where(has_p_R, least_R, off_R))
 
     cutoff_R = jnp.where(min_p_R > 0, jnp.minimum(peak_R + jnp.log(min_p_R), peak_R), off_R)
@@ -150,7 +151,7 @@ def _bisect(x_RC, weight_RC, limit_R: jax.Array, low_R: jax.Array, high_R: jax.A
         low_R, high_R = state
         middle_R = (low_R & high_R) + ((low_R ^ high_R) >> 1)  # the floor of their mean, without overflow
         weight_R = jnp.sum(jnp.where(x_RC > _unordered(middle_R)[:, None], weight_RC, jnp.float32(0)), axis=-1)
-        is_enough_R = weight_R < limit_R
+        is_enough_R = shards.summed(weight_R) < limit_R
         return jnp.where(is_enough_R, low_R, middle_R + 1), jnp.where(is_enough_R, middle_R, high_R)
 
     _, found_R = lax.while_loop(lambda state: jnp.any(state[0] < state[1]), halve, (low_R, high_R))

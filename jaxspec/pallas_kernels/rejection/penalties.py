@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int32
 
+from jaxspec import shards
+
 SEEN_IN_PROMPT = 2**30  # a bit of counts_BV
 
 
@@ -71,7 +73,7 @@ def _with_drafts(penalties: Penalties, draft_token_ids_N, cu_num_draft_tokens_B)
     """counts_BV by row, and one more for each draft before the row's token."""
     num_drafts = draft_token_ids_N.shape[0]
     counts_RV = penalties.counts_BV[penalties.request_R]
-    num_rows, vocab_size = counts_RV.shape
+    num_rows, whole_size = counts_RV.shape[0], shards.whole_size(counts_RV)
     if num_drafts == 0:
         return counts_RV
     start_B = jnp.concatenate([jnp.zeros((1,), jnp.int32), cu_num_draft_tokens_B[:-1]])
@@ -80,6 +82,7 @@ def _with_drafts(penalties: Penalties, draft_token_ids_N, cu_num_draft_tokens_B)
     def add(place: jax.Array, counts_RV: jax.Array) -> jax.Array:
         ids_R = draft_token_ids_N[jnp.clip(start_R + place, 0, num_drafts - 1)]
         is_counted_R = (place < penalties.offset_R) & (ids_R >= 0)
-        return counts_RV.at[rows_R, jnp.where(is_counted_R, ids_R, vocab_size)].add(1, mode="drop")
+        own_R = shards.own_ids(jnp.where(is_counted_R, ids_R, whole_size), counts_RV)
+        return counts_RV.at[rows_R, own_R].add(1, mode="drop")
 
     return lax.fori_loop(0, jnp.max(penalties.offset_R), add, counts_RV)

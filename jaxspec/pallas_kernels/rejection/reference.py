@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxspec import shards
 from jaxspec.pallas_kernels.rejection.argmax import (
     finish_rows,
     gumbel_argmax,
@@ -66,7 +67,7 @@ def reject(
 ) -> tuple[jax.Array, jax.Array]:
     """See `api.reject`, whose arguments these are. Only what the batch's rules need is computed."""
     num_drafts, num_requests = draft_token_ids_N.shape[0], bonus_rows_B.shape[0]
-    num_rows, vocab_size = logits_RV.shape
+    num_rows, vocab_size = logits_RV.shape[0], shards.whole_size(logits_RV)
     can_draw = STANDARD in rules or BLOCK in rules
 
     rows_N = jnp.clip(target_rows_N, 0, num_rows - 1)
@@ -138,13 +139,13 @@ def reject(
             if num_drafts == 0:
                 return unseen_of(rows_X)._replace(pick_R=pick_X, cutoff_R=cutoff_X, log_norm_R=log_norm_X)
             ids_X1 = jnp.where(in_vocab_N[n_X], draft_token_ids_N[n_X], 0)[:, None]
-            drafted_X = _kept(jnp.take_along_axis(x_XV, ids_X1, axis=1)[:, 0], cutoff_X)
+            drafted_X = _kept(shards.entries(x_XV, ids_X1)[:, 0], cutoff_X)
             seen = _Seen(pick_X, cutoff_X, log_norm_X, drafted_X - log_norm_X)
             if draft_logits_NV is None:
                 return seen
             y_XV = _draft_logits(draft_logits_NV[draft_rows_N[n_X]])
             draft_log_norm_X = _log_norms(y_XV)
-            draft_logprob_X = jnp.take_along_axis(y_XV, ids_X1, axis=1)[:, 0] - draft_log_norm_X
+            draft_logprob_X = shards.entries(y_XV, ids_X1)[:, 0] - draft_log_norm_X
             return seen._replace(draft_log_norm_R=draft_log_norm_X, draft_logprob_R=draft_logprob_X)
 
         def greedy() -> _Seen:
@@ -185,7 +186,7 @@ def reject(
     unseen = unseen_of(rule_R)
 
     def walked() -> _Seen:
-        return walk(look, stands, unseen, vocab_size, rows_N, bonus_rows_B, start_B, num_drafts_B)
+        return walk(look, stands, unseen, logits_RV.shape[1], rows_N, bonus_rows_B, start_B, num_drafts_B)
 
     def at_once() -> _Seen:
         return unseen._replace(pick_R=row_argmax(paid(None)))
@@ -258,7 +259,7 @@ def reject(
         log_scale_B = jnp.where(is_whole_B, jnp.float32(0), log_joint_B - seen.log_norm_R[cut_rows_B])
 
     def draw() -> jax.Array:
-        all_B, all_1V = jnp.arange(num_requests, dtype=jnp.int32), jnp.arange(vocab_size, dtype=jnp.int32)[None]
+        all_B, all_1V = jnp.arange(num_requests, dtype=jnp.int32), shards.ids_of(logits_RV)[None]
         x_BV, key_B2 = scaled(cut_rows_B), noise_key_R2[cut_rows_B]
 
         def among() -> tuple[jax.Array, jax.Array]:
@@ -292,8 +293,8 @@ def _draft_logits(logits: jax.Array) -> jax.Array:
 
 def _log_norms(x_RV: jax.Array) -> jax.Array:
     """log sum exp; NaN for a row that holds -inf alone."""
-    peak_R = x_RV.max(axis=-1)
-    return peak_R + jnp.log(jnp.exp(x_RV - peak_R[:, None]).sum(axis=-1))
+    peak_R = shards.largest(x_RV.max(axis=-1))
+    return peak_R + jnp.log(shards.summed(jnp.exp(x_RV - peak_R[:, None]).sum(axis=-1)))
 
 
 def _marks(num_drafts: int, places_B: jax.Array) -> jax.Array:

@@ -1,0 +1,220 @@
+"""Device. An engine on a mesh answers as the naive loop does, whoever guesses, and gathers nothing to do so."""
+
+import re
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+from jaxspec import ConfigError, SamplingParams
+from tests.lossless.again import ask_again
+from tests.lossless.engines import VOCAB_SIZE, draft_model, make_engine, ngram
+from tests.lossless.test_every_proposer import answer_of, make_requests
+from tests.oracle.automata import EOS, LOOP, add_byte_level_tokenizer
+from tests.oracle.folders import TINY, write_like, write_llama
+from tests.oracle.head_folders import write_eagle
+from tests.oracle.hlo import large_moves
+from tests.oracle.llama import NumpyLlama, assert_says
+from tests.quick import heavy_but
+
+K = 3
+# name: devices, heads and key heads, config of the engine; a drafter's folder is put in by name.
+CASES = {
+    "draft_model": (4, (8, 4), draft_model(K, "drafter")),
+    "ngram, key heads repeated": (8, (8, 4), ngram(K)),
+    "ngram, heads filled up": (2, (9, 3), ngram(K)),
+    "plain": (2, (8, 4), None),
+    "self": (2, (8, 4), {"method": "self", "num_speculative_tokens": K}),
+    "suffix": (
+        2, (8, 4), {"method": "suffix", "num_speculative_tokens": K, "suffix_decoding_max_cached_requests": 0},
+    ),
+    "whole draft_model": (2, (8, 4), draft_model(K, "drafter", draft_tensor_parallel_size=1)),
+    "ngram+draft_model": (4, (8, 4), draft_model(K, "drafter") | {"method": "ngram+model"}),
+    "probabilistic": (4, (8, 4), draft_model(K, "drafter", "probabilistic")),
+    "whole probabilistic": (
+        2, (8, 4), draft_model(K, "drafter", "probabilistic", draft_tensor_parallel_size=1),
+    ),
+    "block": (2, (8, 4), draft_model(K, "drafter", "probabilistic", rejection_sample_method="block")),
+    "eagle3": (2, (8, 4), {"model": "eagle3", "num_speculative_tokens": K}),
+    "whole eagle3, probabilistic": (
+        2, (8, 4), {"model": "eagle3", "num_speculative_tokens": K, "draft_tensor_parallel_size": 1,
+                    "draft_sample_method": "probabilistic"},
+    ),
+    "auto": (2, (8, 4), ngram(K) | {"num_speculative_tokens": "auto"}),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Makes models once, by their heads."""
+    root, made = tmp_path_factory.mktemp("mesh"), {}
+
+    def folder(heads):
+        if heads not in made:
+            sizes = {"vocab_size": VOCAB_SIZE, "num_heads": heads[0], "num_kv_heads": heads[1]}
+            target = write_llama(root / f"{heads[0]}", seed=4, **sizes)
+            drafter = write_like(root / f"{heads[0]}-drafter", target, seed=1, noise=0.2)
+            head = write_eagle(root / f"{heads[0]}-eagle3", "eagle3", streams=(0, 1), draft_vocab_size=20)
+            made[heads] = {"target": target, "drafter": drafter, "eagle3": head}
+        return made[heads]
+
+    return folder
+
+
+def engine_of(folders, name, **more):
+    devices, heads, speculative = CASES[name]
+    own = folders(heads)
+    if speculative is not None and speculative.get("model") in own:
+        speculative = speculative | {"model": str(own[speculative["model"]])}
+    more = {"tensor_parallel_size": devices} | more
+    return make_engine(own["target"], speculative, **more)
+
+
+def ask(engine, requests):
+    prompts, params = [{"prompt_token_ids": ids} for ids, _ in requests], [one for _, one in requests]
+    return engine.generate(prompts, params, use_tqdm=False)
+
+
+@pytest.mark.parametrize("name", heavy_but(CASES, lambda name: name == "draft_model"))
+def test_answers_are_those_of_the_naive_loop(folders, name):
+    engine = engine_of(folders, name)
+    before = engine.core.compiles_after_ready  # by what the test has done to the pages
+    requests = make_requests(seed=3)
+    outputs = ask(engine, requests)
+    oracle = NumpyLlama(folders(CASES[name][1])["target"])
+    rule = engine.config.speculative_config and engine.config.speculative_config.rejection_sample_method
+    is_certain = []
+    for output, (prompt, params) in zip(outputs, requests, strict=True):
+        answer = answer_of(oracle, prompt, params)
+        is_fixed = params.is_greedy or rule in (None, "coupled")
+        if is_fixed:
+            assert_says(output.outputs[0].token_ids, answer)
+        is_certain.append(is_fixed and min(answer.leads) > 1e-3)
+    assert engine.core.compiles_after_ready == before
+    if rule not in (None, "coupled"):  # drawn otherwise, but by the same keys as on one device
+        alone = ask(engine_of(folders, name, tensor_parallel_size=1), requests)
+        assert [one.outputs[0].token_ids for one in outputs] == [one.outputs[0].token_ids for one in alone]
+    if name != "auto":  # what is drafted goes by the clock
+        ask_again(engine, requests, outputs, is_certain)
+    check_round(engine)
+
+
+def check_round(engine):
+    """Nothing is gathered, what is added up is small, and pages and weights stay where they are."""
+    parts = engine.core.parts
+    rows, K = engine.config.max_num_seqs, engine.config.num_speculative_tokens
+    names = [entry.name for entry in parts.programs.plan if entry.name.startswith(("decode_rounds", "verify_commit"))]
+    rounds = [parts.programs.compiled(name) for name in names]
+    assert rounds
+    for program in rounds:
+        text = program.as_text()
+        assert not re.search(r"all-gather|all-to-all|collective-permute|reduce-scatter", text)
+        sums = re.findall(r"= \(?\w+\[([\d,]*)\]\S* all-reduce", text)
+        assert sums
+        # Hidden states of a round, or a few numbers a row.
+        most = rows * max(K + 1, 4) * parts.target.config.hidden_size
+        assert max(int(np.prod([int(size) for size in sizes.split(",") if size])) for sizes in sums) <= most
+        held = [leaf.addressable_shards[0].data for leaf in jax.tree.leaves((parts.weights, engine.core.state))]
+        pools = [leaf.addressable_shards[0].data for leaf in jax.tree.leaves(engine.core.state) if leaf.ndim == 4]
+        moved = large_moves(text, {pool.size for pool in pools})
+        assert moved == []
+        assert program.memory_analysis().alias_size_in_bytes >= sum(pool.nbytes for pool in pools)
+        assert program.memory_analysis().argument_size_in_bytes <= 2 * sum(leaf.nbytes for leaf in held)
+    for pool in jax.tree.leaves((engine.core.state.pool, engine.core.state.proposer)):
+        assert len(pool.sharding.device_set) == engine.config.tensor_parallel_size
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("more", [{"quantization": "int8"}, {"kv_cache_dtype": "int8"}, {"exact": True}])
+def test_integers_and_exact_rounds(folders, more):
+    """The integers are one device's, whatever part of a row a device has."""
+    requests = make_requests(seed=3)
+    engines = [engine_of(folders, "ngram, heads filled up", **more, tensor_parallel_size=n) for n in (1, 2)]
+    alone, found = (ask(engine, requests) for engine in engines)
+    assert [one.outputs[0].token_ids for one in found] == [one.outputs[0].token_ids for one in alone]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("name", "by_expert"), [("qwen3-moe-mixed", True), ("deepseek-v3-mtp", False)])
+def test_experts_and_modules(name, by_expert):
+    method = {"method": "mtp", "num_speculative_tokens": 2} if "mtp" in name else ngram(K)
+    engines = [
+        make_engine(TINY / name, method, tensor_parallel_size=n, enable_expert_parallel=by_expert) for n in (1, 2)
+    ]
+    requests = [([5, 9, 2, 7, 5, 9], SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)),
+                ([8, 8, 1], SamplingParams(temperature=0.8, seed=3, max_tokens=20, ignore_eos=True))]  # fmt: skip
+    alone, found = (ask(engine, requests) for engine in engines)
+    assert [one.outputs[0].token_ids for one in found] == [one.outputs[0].token_ids for one in alone]
+    check_round(engines[1])
+
+
+@pytest.mark.heavy
+def test_rounds_in_three_parts_and_traces(tmp_path):
+    """A grammar's masks and a request's own processors see the vocabulary, and nothing behind it: 3 devices do not
+    divide it."""
+    sizes = {"vocab_size": VOCAB_SIZE, "num_heads": 8, "num_kv_heads": 4, "eos_token_id": EOS}
+    target = add_byte_level_tokenizer(write_llama(tmp_path / "target", seed=4, **sizes))
+    seen = []
+
+    def forbid(token_ids, logits):
+        seen.append(logits.shape)
+        logits[3::2] = -np.inf
+        return logits
+
+    asked = [
+        SamplingParams(temperature=0, max_tokens=9, structured_outputs=dict(LOOP.constraint)),
+        SamplingParams(temperature=0, max_tokens=9, logits_processors=[forbid], ignore_eos=True),
+        SamplingParams(temperature=0.9, seed=1, max_tokens=9, logprobs=4, prompt_logprobs=2, ignore_eos=True),
+    ]
+    prompts = [{"prompt_token_ids": ids} for ids in ([3, 9, 3, 9, 3, 9, 3], [21, 5, 8], [4, 4, 7, 4])]
+    found = []
+    for n in (1, 3):
+        engine = make_engine(target, ngram(K), tensor_parallel_size=n, enable_structured_outputs=True)
+        outputs = engine.generate(prompts, asked, use_tqdm=False)
+        traced = engine.trace(prompts[0], SamplingParams(temperature=0, max_tokens=6, ignore_eos=True))
+        found.append((outputs, traced))
+    (alone, traced_alone), (split, traced) = found
+    assert [one.outputs[0].token_ids for one in split] == [one.outputs[0].token_ids for one in alone]
+    assert set(seen) == {(VOCAB_SIZE,)}
+    for one, other in zip(traced, traced_alone, strict=True):
+        assert one.token_ids == other.token_ids
+        np.testing.assert_allclose(one.target_logits_JV, other.target_logits_JV, rtol=0, atol=1e-4)
+    for one, other in zip(split[2].outputs[0].logprobs, alone[2].outputs[0].logprobs, strict=True):
+        assert list(one) == list(other)
+        np.testing.assert_allclose([x.logprob for x in one.values()], [x.logprob for x in other.values()], atol=1e-4)
+
+
+def test_what_cannot_be_split_is_refused_by_name(folders):
+    own = folders((8, 4))
+    medusa = {"method": "medusa", "model": str(TINY / "medusa")}
+    eagle3 = {"model": str(own["eagle3"]), "num_speculative_tokens": K}
+    refused = {
+        "must not exceed the model's 8 attention heads": (None, 16),
+        "is not supported for method 'medusa'": (medusa | {"draft_tensor_parallel_size": 2}, 2),
+        "the draft: tensor_parallel_size=8 must not exceed the model's 4 attention heads": (eagle3, 8),
+        "drawn drafts over a draft vocabulary": (eagle3 | {"draft_sample_method": "probabilistic"}, 2),
+    }
+    for says, (speculative, n) in refused.items():
+        with pytest.raises(ConfigError, match=re.escape(says)):
+            make_engine(own["target"], speculative, tensor_parallel_size=n)
+    with pytest.raises(ConfigError, match="'data_parallel_size' is not supported yet"):
+        make_engine(own["target"], data_parallel_size=2)
+
+
+@pytest.mark.heavy
+def test_programs_are_kept_for_their_mesh_alone(folders, tmp_path):
+    """A second start on as many devices compiles nothing, one on others everything; all say the same."""
+    before = jax.config.values["jax_compilation_cache_dir"]
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "jax"))  # what JAX's own cache had is not kept
+    compilation_cache.reset_cache()
+    try:
+        answers = []
+        for n, is_kept in ((2, False), (2, True), (4, False)):
+            engine = engine_of(folders, "plain", tensor_parallel_size=n, compilation_cache_dir=str(tmp_path / "kept"))
+            assert {entry.was_kept for entry in engine.core.parts.programs.plan} == {is_kept}
+            answers.append([one.outputs[0].token_ids for one in ask(engine, make_requests(seed=3)[:4])])
+        assert answers[0] == answers[1] == answers[2]
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+        compilation_cache.reset_cache()
