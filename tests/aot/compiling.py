@@ -26,12 +26,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxspec.pallas_kernels.rejection.api import reject
-from jaxspec.pallas_kernels.rejection.arg_specs import REJECTION_SPECS
+from jaxspec.pallas_kernels.rejection.arg_specs import REJECTION_SPECS, RejectionSpec
 from jaxspec.pallas_kernels.rejection.rules import BLOCK, COUPLED, GREEDY, STANDARD
+from jaxspec.shards import TENSOR
 from jaxspec.step import pack
 from jaxspec.step.rounds import decode_round, decode_rounds
 from jaxspec.step.target import Target
-from tests.aot.targets import GPUS, TPUS, device, missing
+from tests.aot.targets import GPUS, TPUS, devices, missing
 from tests.contracts import members
 
 MEMORY_TARGETS = ("h100", "v5e")
@@ -49,13 +50,15 @@ MEASURED = {
 
 
 class Program(NamedTuple):
-    """Something to compile. is_measured: its memory counts, so XLA must take its time."""
+    """Something to compile. is_measured: its memory counts, so XLA must take its time; specs: on two devices, where the
+    arguments lie, a tree of PartitionSpec each."""
 
     name: str
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     is_measured: bool = False
     may_not_spill: bool = False
+    specs: tuple[Any, ...] | None = None
 
 
 def programs(target: str, platform: str) -> Iterator[Program]:
@@ -77,8 +80,22 @@ def programs(target: str, platform: str) -> Iterator[Program]:
         yield Program(f"decode_round[{name}]", run, (weights, state, batch))
         run = functools.partial(decode_rounds, what, proposer, 4)
         yield Program(f"decode_rounds[{name}]", run, (weights, state, batch, np.int32(4)))
+    if target in TPUS:  # of GPUs no two can be described without one
+        yield _split_reject(platform)
     if target in MEMORY_TARGETS:
         yield from _measured(platform)
+
+
+def _split_reject(platform: str) -> Program:
+    """The kernels over half of the vocabulary each, and what joins them."""
+    arguments = RejectionSpec("split", 7, 3, 8194, True, "bfloat16", has_penalties=True).arguments()
+    whole, half = PartitionSpec(), PartitionSpec(None, TENSOR)
+    specs = jax.tree.map(lambda leaf: whole, arguments)
+    specs |= {"logits_RV": half, "draft_logits_NV": half, "penalties": specs["penalties"]._replace(counts_BV=half)}
+    rules = (GREEDY, STANDARD, COUPLED, BLOCK)
+    run = _by_name(functools.partial(reject, rules=rules, implementation="pallas", platform=platform))
+    mapped = jax.shard_map(run, in_specs=(specs,), out_specs=whole)
+    return Program("reject[split over two]", mapped, (arguments,), specs=(specs,))
 
 
 def _measured(platform: str) -> Iterator[Program]:
@@ -131,13 +148,18 @@ def main(target: str) -> None:
     if why is not None:
         print(json.dumps({"missing": why}))
         return
-    there = device(target)
-    assert (there.platform == "gpu") == (target in GPUS)
-    mesh = Mesh(np.array([there]), ("all",))
-    where = NamedSharding(mesh, PartitionSpec())
-    for program in programs(target, there.platform):
+    there = devices(target)
+    platform = there[0].platform
+    assert (platform == "gpu") == (target in GPUS)
+    for program in programs(target, platform):
+        mesh = Mesh(np.array(there[: 1 if program.specs is None else 2]), (TENSOR,))
+        specs = program.specs or jax.tree.map(lambda leaf: PartitionSpec(), program.arguments)
         arguments = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), program.arguments
+            lambda leaf, spec, mesh=mesh: jax.ShapeDtypeStruct(
+                leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec)
+            ),
+            program.arguments,
+            specs,
         )
         started = time.perf_counter()
         try:

@@ -64,10 +64,10 @@ def missing(target: str) -> str | None:
     return "there is no ptxas (the extra aot-gpu)"
 
 
-def device(target: str):
-    """The device to lower for; in a process that began with `ENVIRONMENT`."""
+def devices(target: str):
+    """The devices to lower for; in a process that began with `ENVIRONMENT`."""
     from jax.experimental import topologies
 
     if target in TPUS:
-        return topologies.get_topology_desc(platform="tpu", topology_name=TPUS[target]).devices[0]
-    return topologies.get_topology_desc(platform="cuda", topology="1x1x1", target_config=GPUS[target]).devices[0]
+        return topologies.get_topology_desc(platform="tpu", topology_name=TPUS[target]).devices
+    return topologies.get_topology_desc(platform="cuda", topology="1x1x1", target_config=GPUS[target]).devices

@@ -1,12 +1,13 @@
 """Device. Rejection sampling over flattened drafts: checks the shapes, and picks the body that runs on the mesh."""
 
-import functools
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int32, UInt32
 
+from jaxspec import shards
 from jaxspec.errors import ConfigError
 from jaxspec.pallas_kernels.rejection import gpu, passes, reference, tpu
 from jaxspec.pallas_kernels.rejection.penalties import Penalties
@@ -14,12 +15,18 @@ from jaxspec.pallas_kernels.rejection.rules import BLOCK
 
 Implementation = Literal["auto", "reference", "pallas"]
 
-# Who runs the kernels; JAX calls CUDA "gpu" as well. On CPU it is the TPU's body, interpreted: for tests.
+
+def _interpreted(*args: Any, **kwargs: Any) -> Any:
+    """The TPU's body on CPU, for tests; on a mesh by the interpreter that knows of one."""
+    return tpu.run(*args, **kwargs, interpret=pltpu.InterpretParams() if shards.num_shards() > 1 else True)
+
+
+# Who runs the kernels; JAX calls CUDA "gpu" as well.
 _BODIES: dict[str, passes.Run] = {
     "tpu": tpu.run,
     "gpu": gpu.run,
     "cuda": gpu.run,
-    "cpu": functools.partial(tpu.run, interpret=True),
+    "cpu": _interpreted,
 }
 
 

@@ -14,6 +14,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from jaxspec import shards
 from jaxspec.pallas_kernels.rejection import sweeps
 from jaxspec.pallas_kernels.rejection.passes import Draft, Pass, Target, Unpacked, columns_of, packed
 
@@ -52,7 +53,7 @@ def run(
             def step(t, carry):
                 start = (shard * num_tiles + t) * lanes
                 ids = start + lax.broadcasted_iota(jnp.int32, (1, lanes), 1)
-                return visit(carry, tile(start, ids), ids)
+                return visit(carry, tile(start, ids), ids + unpacked.first_id())
 
             return lax.fori_loop(0, num_tiles, step, carry)
 
@@ -69,13 +70,13 @@ def run(
     found = pl.pallas_call(
         kernel,
         grid=(num_programs, num_shards),
-        out_shape=[jax.ShapeDtypeStruct((num_programs, num_shards), dtype) for dtype in dtypes],
+        out_shape=[shards.result((num_programs, num_shards), dtype, *operands) for dtype in dtypes],
         compiler_params=plgpu.CompilerParams(num_warps=_NUM_WARPS),
         interpret=interpret,
         name=which.name,
     )(packed(columns), *operands)
-    shards = [tree.unflatten([one[:, shard] for one in found]) for shard in range(num_shards)]
-    return shards[0] if which.merge is None else functools.reduce(which.merge, shards)
+    parts = [tree.unflatten([one[:, shard] for one in found]) for shard in range(num_shards)]
+    return parts[0] if which.merge is None else functools.reduce(which.merge, parts)
 
 
 def _operands(target: Target | None, draft: Draft | None) -> list[jax.Array]:

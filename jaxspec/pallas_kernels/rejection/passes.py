@@ -4,8 +4,12 @@ Cutoffs first, where a row has filters. Pass 1 gives each row of logits its log-
 rule asks for. Then the drafts are judged (block verification needs one more sweep for that), each segment is cut
 where its drafts end, and pass 2 draws what follows: from the target or the residual, on one row a request.
 No [N, V] array exists besides the logits.
+
+Of a vocabulary that is split over devices each runs the kernels over its own part, and what they found is joined as the
+parts of one device are; cutoffs, which need all of a row at every halving, are then found by the jnp form.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -13,8 +17,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxspec import shards
 from jaxspec.pallas_kernels.rejection import sweeps
-from jaxspec.pallas_kernels.rejection.penalties import Penalties
+from jaxspec.pallas_kernels.rejection.cutoff import row_cutoffs
+from jaxspec.pallas_kernels.rejection.penalties import Penalties, penalised
 from jaxspec.pallas_kernels.rejection.rules import BLOCK, COUPLED, STANDARD
 
 _F32, _I32 = jnp.float32, jnp.int32
@@ -120,14 +126,22 @@ def reject(
     penalties: Penalties | None = None, *, rules: tuple[int, ...], run: Run,
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     """See `api.reject`, whose arguments these are."""
-    num_rows, vocab_size = logits_RV.shape
+    num_rows, vocab_size = logits_RV.shape[0], shards.whole_size(logits_RV)
+    run = _joining(run)
     if not draft_token_ids_N.shape[0]:  # one place of padding, so that no array below is empty
         draft_token_ids_N = target_rows_N = draft_rows_N = jnp.full((1,), -1, _I32)
         draft_logits_NV, accept_rate_N = None, None if accept_rate_N is None else jnp.zeros((1,), _F32)
     drafts = _drafts(draft_token_ids_N, target_rows_N, draft_rows_N, cu_num_draft_tokens_B, vocab_size)
     costs = None if penalties is None else _costs(penalties, drafts)
     target = Target(logits_RV, None, temperature_R, None, costs)
-    target = target._replace(cutoff_X=run(CUTOFF, top_k_R, top_p_R, min_p_R, target=target))
+    if shards.is_split(logits_RV):
+        paid_RV = logits_RV
+        if penalties is not None:
+            paid_RV = penalised(logits_RV, penalties, draft_token_ids_N, cu_num_draft_tokens_B)
+        cutoff_R = row_cutoffs(paid_RV, temperature_R, top_k_R, top_p_R, min_p_R)
+    else:
+        cutoff_R = run(CUTOFF, top_k_R, top_p_R, min_p_R, target=target)
+    target = target._replace(cutoff_X=cutoff_R)
 
     # Padding judges nothing: its row is out of range, and dropped.
     judges_N = jnp.where(drafts.is_draft_N, drafts.rows_N, num_rows)
@@ -162,7 +176,7 @@ def reject(
     drawn_B = run(
         DRAW,
         jnp.where(is_drawn_B, jnp.where(is_whole_B, sweeps.WHOLE, residual), sweeps.PLAIN),
-        drafts.ids_N[cut_B],
+        shards.own_ids(drafts.ids_N[cut_B], logits_RV),
         key_R2[cut_rows_B, 0],
         key_R2[cut_rows_B, 1],
         (judgement.log_norm_N - judgement.log_joint_N)[cut_B],
@@ -171,6 +185,22 @@ def reject(
         draft=None if draft_logits_NV is None else Draft(draft_logits_NV, drafts.draft_rows_N[cut_B]),
     ).id
     return num_accepted_B, jnp.where(is_drawn_B, drawn_B, picked_B)
+
+
+def _joining(run: Run) -> Run:
+    """`run`, whose results are those of all devices where the vocabulary is split over them."""
+
+    def joined(which: Pass, *columns_X: jax.Array, target: Target | None = None, draft: Draft | None = None) -> Any:
+        found = run(which, *columns_X, target=target, draft=draft)
+        leaves, tree = jax.tree.flatten(found)
+        if not shards.is_split(leaves[0]):
+            return found
+        assert which.merge is not None
+        beside = [shards.side_by_side(leaf_X[:, None]) for leaf_X in leaves]
+        parts = [tree.unflatten([leaf[:, at] for leaf in beside]) for at in range(shards.num_shards())]
+        return functools.reduce(which.merge, parts)
+
+    return joined
 
 
 def _drafts(draft_token_ids_N, target_rows_N, draft_rows_N, cu_num_draft_tokens_B, vocab_size: int) -> _Drafts:
@@ -191,7 +221,7 @@ def _costs(penalties: Penalties, drafts: _Drafts) -> Costs:
     start_R = drafts.starts_B[request_R]
     return Costs(
         counts_BV=penalties.counts_BV,
-        draft_token_ids_N=drafts.ids_N,
+        draft_token_ids_N=shards.own_ids(drafts.ids_N, penalties.counts_BV),
         request_X=request_R,
         start_X=start_R,
         offset_X=jnp.minimum(penalties.offset_R, drafts.ends_B[request_R] - start_R),
@@ -237,7 +267,7 @@ def _judge(
     draft_logprob_N = zeros_N
     if draft_logits_NV is not None:
         ids_N = jnp.where(drafts.in_vocab_N, drafts.ids_N, 0)
-        draft_logprob_N = sweeps.clean(draft_logits_NV[drafts.draft_rows_N, ids_N]) - draft_log_norm_N
+        draft_logprob_N = sweeps.clean(shards.picked(draft_logits_NV, drafts.draft_rows_N, ids_N)) - draft_log_norm_N
     is_possible_N = drafts.in_vocab_N & (logprob_N > -jnp.inf) & (draft_logprob_N > -jnp.inf)
     # A difference, not log u + log q: where p = q it is exactly 0, above log u whatever u is.
     ratio_N = jnp.where(is_possible_N, logprob_N - draft_logprob_N, -jnp.inf)
@@ -325,6 +355,9 @@ def columns_of(target: Target | None, draft: Draft | None, own_X: tuple[jax.Arra
         columns |= {name.removesuffix("_X"): value for name, value in costs.items() if name.endswith("_X")}
     if draft is not None:
         columns["draft_row"] = program_X if draft.rows_X is None else draft.rows_X
+    logits = target.logits_RV if target is not None else draft.logits_NV if draft is not None else None
+    if logits is not None and shards.is_split(logits):
+        columns["first"] = jnp.broadcast_to(shards.first_id(logits), program_X.shape)
     return columns | {str(place): own for place, own in enumerate(own_X)}
 
 
@@ -343,6 +376,10 @@ class Unpacked(NamedTuple):
     def __getitem__(self, name: str) -> jax.Array:
         word = self.word(list(self.dtypes).index(name))
         return lax.bitcast_convert_type(word, _F32) if self.dtypes[name] == _F32 else word
+
+    def first_id(self) -> jax.Array | int:
+        """The id that the rows' first entries have."""
+        return self["first"] if "first" in self.dtypes else 0
 
     def own(self) -> list[jax.Array]:
         """The pass's own columns."""

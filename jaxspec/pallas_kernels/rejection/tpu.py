@@ -14,6 +14,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from jaxspec import shards
 from jaxspec.pallas_kernels.rejection import sweeps
 from jaxspec.pallas_kernels.rejection.passes import Draft, Pass, Target, Unpacked, columns_of, packed
 
@@ -87,7 +88,7 @@ def run(
             {name: column.dtype for name, column in columns.items()},
             lambda place: columns_ref[:, place : place + 1],
         )
-        parts = _parts(num_rows, vocab_size)
+        parts = _parts(num_rows, vocab_size, column.first_id())
         if costs is not None:
             _pay(held, scalars, first, column, parts)
         logits_ref: Any = held.get("paid", held.get("target"))
@@ -111,6 +112,7 @@ def run(
     def block(width: int) -> pl.BlockSpec:
         return pl.BlockSpec((num_rows, width), lambda i, *_: (i, 0))
 
+    all_rows = [rows for rows, _ in sources.values()]
     row_bytes = sum(
         num_rows * vocab_size * (rows.dtype.itemsize * 2 if at is None else 4) for rows, at in sources.values()
     )
@@ -127,7 +129,7 @@ def run(
             out_specs=[block(1)] * len(dtypes),
             scratch_shapes=[*scratch.values(), pltpu.SemaphoreType.DMA(())],
         ),
-        out_shape=[jax.ShapeDtypeStruct((num_programs, 1), dtype) for dtype in dtypes],
+        out_shape=[shards.result((num_programs, 1), dtype, *all_rows) for dtype in dtypes],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel",), vmem_limit_bytes=row_bytes + _VMEM_BESIDES
         ),
@@ -136,14 +138,14 @@ def run(
     )
 
     def work() -> Any:
-        found = call(*prefetched.values(), packed(columns), *(rows for rows, _ in sources.values()))
+        found = call(*prefetched.values(), packed(columns), *all_rows)
         return tree.unflatten([one[:, 0] for one in found])
 
     if which.works is None:
         return work()
     # A block is brought to VMEM before it can say that it has nothing to do; so all of them are asked here.
     idle = tree.unflatten([jnp.full((num_programs,), which.idle, dtype) for dtype in dtypes])
-    return lax.cond(jnp.any(which.works(*columns_X)), work, lambda: idle)
+    return lax.cond(jnp.any(which.works(*columns_X)), work, lambda: shards.split_like(idle, *all_rows))
 
 
 def _packing(dtype: Any) -> int:
@@ -185,8 +187,9 @@ def _half_of_pairs(pairs: jax.Array, row: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(jnp.where(is_odd, words & jnp.int32(-65536), words << 16), jnp.float32)
 
 
-def _parts(num_rows: int, vocab_size: int) -> tuple[sweeps.Part, ...]:
-    """Whole tiles in a loop, and what remains of the vocabulary as a tile of its own."""
+def _parts(num_rows: int, vocab_size: int, first_id: jax.Array | int) -> tuple[sweeps.Part, ...]:
+    """Whole tiles in a loop, and what remains of the vocabulary as a tile of its own. first_id: of the rows' entries,
+    which visits are told; tiles are read by their place."""
     num_tiles, rest = divmod(vocab_size, _LANES)
 
     def ids(start: jax.Array | int, lanes: int) -> jax.Array:
@@ -195,13 +198,13 @@ def _parts(num_rows: int, vocab_size: int) -> tuple[sweeps.Part, ...]:
     def sweep(tile, visit, carry):
         def step(t, carry):
             start = pl.multiple_of(t * _LANES, _LANES)
-            return visit(carry, tile(start, ids(start, _LANES)), ids(start, _LANES))
+            return visit(carry, tile(start, ids(start, _LANES)), ids(start, _LANES) + first_id)
 
         return lax.fori_loop(0, num_tiles, step, carry)
 
     def sweep_rest(tile, visit, carry):
         start = num_tiles * _LANES
-        return visit(carry, tile(start, ids(start, rest)), ids(start, rest))
+        return visit(carry, tile(start, ids(start, rest)), ids(start, rest) + first_id)
 
     whole = (sweeps.Part((num_rows, _LANES), sweep),) if num_tiles else ()
     return whole + ((sweeps.Part((num_rows, rest), sweep_rest),) if rest else ())
