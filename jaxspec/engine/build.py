@@ -25,7 +25,7 @@ from jaxspec.engine.drafting import drafts_are_free
 from jaxspec.engine.drafts import FoundDraft, draft_vocabulary, find_draft
 from jaxspec.engine.heads import METHODS_WITH_HEADS, head_layers, head_proposer, num_head_parameters
 from jaxspec.engine.own_drafts import ngram_proposer, self_proposer, with_lookup
-from jaxspec.engine.placing import ModelPlacing, Placing
+from jaxspec.engine.placing import ON_ONE_DEVICE, ModelPlacing, Placing
 from jaxspec.errors import ConfigError
 from jaxspec.models.base import at_highest_precision
 from jaxspec.models.heads.load import load_head, open_head
@@ -137,9 +137,9 @@ def build(
         # The user's own code may be anything: programs that hold it are traced at every start.
         is_custom = draft.drafter == "custom" or logits_processors
         store = None if is_custom else _executables(resolved, configs)
-        weights = {"target": _load(checkpoint, resolved.dtype, placing.target, resolved.quantization)}
+        weights = {"target": _load(checkpoint, resolved.dtype, resolved.quantization, placing.target)}
         if draft_checkpoint is not None:
-            weights["draft"] = _load(draft_checkpoint, resolved.dtype, placing.draft)
+            weights["draft"] = _load(draft_checkpoint, resolved.dtype, where=placing.draft)
         if head is not None:
             dtype, put = jnp.dtype(resolved.dtype), placing.draft.put
             weights["draft"] = load_head(head, checkpoint.config, weights["target"], dtype, put=put)
@@ -313,7 +313,9 @@ def _tokenizer(named: str | None, checkpoint: Path) -> Tokenizer | None:
         return None
 
 
-def _load(checkpoint: Checkpoint, dtype: str, where: ModelPlacing, quantization: str | None = None) -> Any:
+def _load(
+    checkpoint: Checkpoint, dtype: str, quantization: str | None = None, where: ModelPlacing = ON_ONE_DEVICE
+) -> Any:
     """A draft is loaded as it is, whatever the target's quantisation."""
     family = family_of(checkpoint.config.family)
     specs, put = family.specs(checkpoint.config, jnp.dtype(dtype)), where.put

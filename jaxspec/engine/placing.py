@@ -52,6 +52,9 @@ class ModelPlacing:
         return Layout(PartitionSpec(), spec.shape) if self.split is None else self.split.layout(spec)
 
 
+ON_ONE_DEVICE = ModelPlacing(None)
+
+
 @dataclass(frozen=True)
 class Placing:
     """Where everything of an engine lies."""
