@@ -24,7 +24,6 @@ CASES = {
     "draft_model": (4, (8, 4), draft_model(K, "drafter")),
     "ngram, key heads repeated": (8, (8, 4), ngram(K)),
     "ngram, heads filled up": (2, (9, 3), ngram(K)),
-    "plain": (2, (8, 4), None),
     "self": (2, (8, 4), {"method": "self", "num_speculative_tokens": K}),
     "suffix": (
         2, (8, 4), {"method": "suffix", "num_speculative_tokens": K, "suffix_decoding_max_cached_requests": 0},
@@ -32,10 +31,6 @@ CASES = {
     "whole draft_model": (2, (8, 4), draft_model(K, "drafter", draft_tensor_parallel_size=1)),
     "ngram+draft_model": (4, (8, 4), draft_model(K, "drafter") | {"method": "ngram+model"}),
     "probabilistic": (4, (8, 4), draft_model(K, "drafter", "probabilistic")),
-    "whole probabilistic": (
-        2, (8, 4), draft_model(K, "drafter", "probabilistic", draft_tensor_parallel_size=1),
-    ),
-    "block": (2, (8, 4), draft_model(K, "drafter", "probabilistic", rejection_sample_method="block")),
     "eagle3": (2, (8, 4), {"model": "eagle3", "num_speculative_tokens": K}),
     "whole eagle3, probabilistic": (
         2, (8, 4), {"model": "eagle3", "num_speculative_tokens": K, "draft_tensor_parallel_size": 1,
@@ -65,7 +60,7 @@ def folders(tmp_path_factory):
 def engine_of(folders, name, **more):
     devices, heads, speculative = CASES[name]
     own = folders(heads)
-    if speculative is not None and speculative.get("model") in own:
+    if speculative.get("model") in own:
         speculative = speculative | {"model": str(own[speculative["model"]])}
     more = {"tensor_parallel_size": devices} | more
     return make_engine(own["target"], speculative, **more)
@@ -187,11 +182,9 @@ def test_rounds_in_three_parts_and_traces(tmp_path):
 
 def test_what_cannot_be_split_is_refused_by_name(folders):
     own = folders((8, 4))
-    medusa = {"method": "medusa", "model": str(TINY / "medusa")}
     eagle3 = {"model": str(own["eagle3"]), "num_speculative_tokens": K}
     refused = {
         "must not exceed the model's 8 attention heads": (None, 16),
-        "is not supported for method 'medusa'": (medusa | {"draft_tensor_parallel_size": 2}, 2),
         "the draft: tensor_parallel_size=8 must not exceed the model's 4 attention heads": (eagle3, 8),
         "drawn drafts over a draft vocabulary": (eagle3 | {"draft_sample_method": "probabilistic"}, 2),
     }
@@ -211,7 +204,7 @@ def test_programs_are_kept_for_their_mesh_alone(folders, tmp_path):
     try:
         answers = []
         for n, is_kept in ((2, False), (2, True), (4, False)):
-            engine = engine_of(folders, "plain", tensor_parallel_size=n, compilation_cache_dir=str(tmp_path / "kept"))
+            engine = engine_of(folders, "self", tensor_parallel_size=n, compilation_cache_dir=str(tmp_path / "kept"))
             assert {entry.was_kept for entry in engine.core.parts.programs.plan} == {is_kept}
             answers.append([one.outputs[0].token_ids for one in ask(engine, make_requests(seed=3)[:4])])
         assert answers[0] == answers[1] == answers[2]

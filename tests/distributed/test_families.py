@@ -17,6 +17,7 @@ from jaxspec.step.spread import specs_of
 from jaxspec.weights.checkpoint import open_checkpoint
 from jaxspec.weights.laid_out import on_mesh
 from jaxspec.weights.load import load
+from tests.contracts.members import FAMILY_MEMBERS
 from tests.oracle.folders import TARGETS, TINY
 from tests.oracle.goldens import assert_close, read_golden
 from tests.quick import heavy_but
@@ -24,7 +25,7 @@ from tests.quick import heavy_but
 # (folder, devices, whole experts a device). Two key heads on four devices are repeated; four heads on three, and
 # vocabularies and widths that three do not divide, are filled up.
 CASES = [
-    *((name, 2, False) for name in TARGETS),
+    *((name, 2, False) for name in FAMILY_MEMBERS),
     *((name, 4, False) for name in ("llama-bias", "qwen3", "gemma2", "deepseek-v3-plain", "mistral-swa")),
     *((name, 3, False) for name in ("phi3-plain", "gpt2", "deepseek-v3-mtp")),
     *((name, 2, True) for name in ("qwen3-moe-mixed", "mixtral", "deepseek-v3-mtp", "glm4-moe-mtp")),
