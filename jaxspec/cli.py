@@ -13,6 +13,7 @@ COMMANDS = {
     "convert": ("jaxspec.tools.convert", "writes a checkpoint anew, as safetensors or Orbax"),
     "bench": ("jaxspec.bench.__main__", "benchmarks: speculation against plain decoding, and a server under load"),
     "replay": ("jaxspec.tools.rerun", "runs what an engine recorded again, and says where it comes out otherwise"),
+    "aot": ("jaxspec.aot.command", "says what a config costs on accelerators that are not there, and whether it fits"),
     "tune": ("jaxspec.bench.tune", "finds the fastest speculative_config for your prompts, and writes it"),
 }
 

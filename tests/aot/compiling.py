@@ -2,19 +2,12 @@
 
     python -m tests.aot.compiling TARGET
 
-The last line of one that could not begin is {"missing": why}.
+The last line of one that could not begin is {"missing": why}. It needs `jaxspec.aot.topology.ENVIRONMENT`.
 """
-
-import os
-import sys
-
-if __name__ == "__main__":
-    from tests.aot.targets import ENVIRONMENT
-
-    os.environ.update(ENVIRONMENT)  # before jax is imported, for it reads them then
 
 import functools
 import json
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator

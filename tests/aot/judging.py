@@ -7,14 +7,14 @@ import subprocess
 
 import pytest
 
+from jaxspec.aot.topology import ENVIRONMENT
 from jaxspec.pallas_kernels.rejection.arg_specs import REJECTION_SPECS
 from tests.aot.compiling import MEASURED, ROUNDS
 from tests.aot.targets import ROOT, python
 
 
-@functools.cache
-def outcomes(target: str) -> dict[str, dict]:
-    """{program: what became of it}. Skips where the compilers for the target are missing."""
+def child_environment() -> dict[str, str]:
+    """Of a process that imports this checkout."""
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -22,6 +22,13 @@ def outcomes(target: str) -> dict[str, dict]:
         if not name.startswith("JAX_COMPILATION_CACHE") and name != "XLA_FLAGS"
     }
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *environment.get("PYTHONPATH", "").split(os.pathsep)])
+    return environment
+
+
+@functools.cache
+def outcomes(target: str) -> dict[str, dict]:
+    """{program: what became of it}. Skips where the compilers for the target are missing."""
+    environment = child_environment() | dict(ENVIRONMENT)
     command = [python(), "-m", "tests.aot.compiling", target]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=570, check=False)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
