@@ -24,7 +24,7 @@ from jaxspec.models.registry import family_of
 from jaxspec.types import ArraySpec
 
 # Logical axes along which a weight is split over devices; a weight without any is whole on each.
-SPLIT_AXES = ("vocab", "heads", "kv_heads", "ffn", "expert")
+SPLIT_AXES = ("vocab", "heads", "kv_heads", "ffn", "expert", "expert_ffn")
 # Drafters whose layers are split as the target's; others every device has whole.
 SPLIT_DRAFTERS = ("draft_model", "pard", "eagle", "eagle3", "p_eagle")
 # Of the arrays of float32 logits: the head writes them, the verdict reads them.
@@ -96,7 +96,8 @@ def shape_of(
     for path, spec in _leaves(specs):
         number = math.prod(spec.shape)
         parameters += number
-        if num_devices > 1 and any(axis in SPLIT_AXES for axis in spec.axes):
+        is_router = path[-1].startswith("router")  # it decides for all devices
+        if num_devices > 1 and not is_router and any(axis in SPLIT_AXES for axis in spec.axes):
             number = -(-number // num_devices)
         size = number * np.dtype(spec.dtype).itemsize
         if path[-1] in int8_names:

@@ -171,9 +171,15 @@ def test_over_devices_each_has_its_part():
     assert cost_of(one, 3, 0, 1, 8).sent_bytes == pytest.approx(2 * 7 / 8 * (2 * 32 + 1) * 3 * 4096 * 4)
 
 
-def test_latents_are_on_every_device():
+def test_latents_and_routers_are_on_every_device():
     described, resolved, whole, _ = shapes("deepseek-v3-mtp", topology="h200:2x8")
-    assert target_shape(described.target, resolved, 16).entry_bytes == whole.entry_bytes
+    part = target_shape(described.target, resolved, 16)
+    assert part.entry_bytes == whole.entry_bytes
+    D, A, C, Y = 7168, 1536, 512, 64
+    routers = 58 * 256 * (D + 1) * 4
+    latents = 61 * (2 * (A * D + (C + Y) * D) + 4 * (A + C))  # into which and out of which the heads' parts lead
+    norms = 4 * (2 * 61 + 1) * D
+    assert part.bytes == (whole.bytes - routers - latents - norms) / 16 + routers + latents + norms
 
 
 def test_a_tied_head_is_read_as_a_head_and_kept_once():
