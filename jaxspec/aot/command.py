@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument(
         "--tensor", type=int, default=None, metavar="N",
-        help="devices that one copy of the model is split over; the fewest that hold it",
+        help="devices that one copy of the model is split over; the fewest that hold all rows",
     )  # fmt: skip
     parser.add_argument(
         "--context", type=int, default=None, metavar="TOKENS",
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.json:
         print(json.dumps(report))
     is_compiled = not any("error" in one for one in (report["compiled"] or {}).get("programs", ()))
-    return 0 if report["fit"]["largest_batch"] >= 1 and is_compiled else 1
+    return 0 if report["fit"]["fits"] and is_compiled else 1
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

@@ -38,9 +38,9 @@ class Fit:
         """That fit beside everything else."""
         return max(self.free_bytes // self.page_bytes, 0)
 
-    @property
-    def can_start(self) -> bool:
-        return self.pages >= 1
+    def fits(self, context: int, rows: int = 1) -> bool:
+        """Whether an engine with max_num_seqs rows can hold so many requests of so many tokens."""
+        return self.pages >= rows * -(-context // self.block_size)
 
     def largest_batch(self, context: int) -> int:
         """Rows of so many tokens each, if tables and temporaries grow with the rows."""

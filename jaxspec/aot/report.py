@@ -100,12 +100,12 @@ def fit_of(paper: Paper, config: EngineConfig, temp_bytes: int | None = None) ->
 def fewest_devices(
     resolved: ResolvedConfig, described: Described, topology: Topology, config: EngineConfig, context: int
 ) -> Paper:
-    """The config over the fewest devices, of powers of two, on which one row of `context` tokens fits; over all of
-    them where none do."""
+    """The config over the fewest devices, of powers of two, on which max_num_seqs requests of `context` tokens fit;
+    over all of them where they never do."""
     number = 1
     while True:
         paper = paper_of(resolved, described, topology, number)
-        fits = fit_of(paper, config).largest_batch(context) >= 1
+        fits = fit_of(paper, config).fits(context, resolved.max_num_seqs)
         most = min(topology.num_devices, described.target.num_heads)
         if fits or number * 2 > most:
             return paper
@@ -196,6 +196,7 @@ def report_of(
         "fit": asdict(fit)
         | {
             "pages": fit.pages,
+            "fits": fit.fits(context),
             "kv_bytes_per_token": fit.page_bytes // fit.block_size,
             "largest_batch": fit.largest_batch(context),
             "largest_batch_at_max_model_len": fit.largest_batch(resolved.max_model_len),
@@ -250,6 +251,7 @@ def _pass(paper: Paper, one: Pass, vocabulary: int, context: int) -> dict[str, A
         "logits": one.logits,
         "bytes": cost.bytes / one.times,
         "flops": cost.flops / one.times,
+        "sent_bytes": cost.sent_bytes / one.times,
         "ms": seconds / one.times * 1e3,
     }
 
@@ -285,7 +287,7 @@ def _notes(paper: Paper, fit: Fit, context: int, programs: Sequence[dict[str, An
         notes.append("experts are counted as if tokens were sent to them evenly and at random")
     if paper.num_devices > 1:
         notes.append("what devices send each other is not overlapped with anything, and takes no time to begin")
-    if fit.can_start and fit.pages < fit.wanted_pages and resolved.max_num_seqs > 1:
+    if fit.fits(context) and fit.pages < fit.wanted_pages and resolved.max_num_seqs > 1:
         notes.append(
             f"{fit.pages} pages fit of the {fit.wanted_pages} that {resolved.max_num_seqs} rows of "
             f"{resolved.max_model_len} tokens would fill: rows wait, or are preempted, when they run short"
@@ -314,8 +316,9 @@ def text_of(report: dict[str, Any]) -> str:
         f"  {'left for pages':<34}{_gb(_left(fit))}",
         f"  a token's pages are {fit['kv_bytes_per_token'] / 1e3:.1f} kB of it",
     ]
-    if fit["largest_batch"] < 1:
-        lines += [f"  it does not fit: not one request of {report['context']} tokens", ""]
+    if not fit["fits"]:
+        rows = f"{report['max_num_seqs']} row{'s' * (report['max_num_seqs'] > 1)}"
+        lines += [f"  it does not fit: not one request of {report['context']} tokens with tables for {rows}", ""]
     else:
         most = f"{fit['largest_batch']} of {report['context']} tokens"
         lines += [
@@ -324,11 +327,11 @@ def text_of(report: dict[str, Any]) -> str:
             "",
         ]
     lines.append(f"passes of a round for one request of {report['context']} tokens")
-    lines.append(f"  {'':<20}{'times':>6}{'tokens':>8}{'GB read':>10}{'GFLOP':>10}{'ms':>9}")
+    lines.append(f"  {'':<20}{'times':>6}{'tokens':>8}{'GB read':>10}{'GFLOP':>10}{'MB sent':>10}{'ms':>9}")
     for one in report["passes"]:
         lines.append(
             f"  {one['name']:<20}{one['times']:>6}{one['tokens']:>8}{one['bytes'] / 1e9:>10.2f}"
-            f"{one['flops'] / 1e9:>10.1f}{one['ms']:>9.3f}"
+            f"{one['flops'] / 1e9:>10.1f}{one['sent_bytes'] / 1e6:>10.2f}{one['ms']:>9.3f}"
         )
     if report["speeds"]:
         lines += ["", f"tokens a second of a chip at {report['context']} tokens a request, roofline"]
