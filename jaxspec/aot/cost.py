@@ -268,8 +268,8 @@ def round_passes(
     V, K = model.vocab_size, resolved.num_speculative_tokens
     verify = [(Pass("verify", target, K + 1, K + 1, target), V)]
     speculative = resolved.speculative_config
-    if speculative is None or K == 0:
-        return verify
+    if speculative is None:
+        return plain_passes(target, V)
     if speculative.exit_layer is not None:
         first = first_layers(model, speculative.exit_layer)
         own = target_shape(first, resolved)

@@ -111,6 +111,12 @@ def test_lookups_are_free(method):
     assert (one.name, one.tokens, one.logits) == ("verify", 4, 4)
 
 
+def test_without_drafts_a_round_is_a_plain_step():
+    described, resolved, shape, draft = shapes("qwen3-30b-a3b", speculative_config=None)
+    passes = round_passes(shape, described.drafter, draft, resolved, described.target)
+    assert passes == plain_passes(shape, 151936)
+
+
 def test_own_layers_draft_with_a_part_of_the_model():
     speculative = {"method": "self", "num_speculative_tokens": 2, "exit_layer": 8}
     described, resolved, shape, draft = shapes("llama3.1-8b-eagle3", speculative_config=speculative)
