@@ -38,7 +38,7 @@ def on_paper(name: str, topology_name: str, lengths=None, context: int | None = 
     described = describe(config, [path.parent / "models"])
     resolved = settle(config, described, topology)
     context = context or default_context(resolved)
-    paper = fewest_devices(resolved, described, topology, config, context)
+    paper = fewest_devices(config, described, topology, context)
     lengths = acceptance_lengths(lengths, resolved.num_speculative_tokens)
     return report_of(paper, config, context=context, lengths=lengths)
 

@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument(
         "--tensor", type=int, default=None, metavar="N",
-        help="devices that one copy of the model is split over; the fewest that hold all rows",
+        help="in place of tensor_parallel_size; the fewest devices that hold all rows, where neither is given",
     )  # fmt: skip
     parser.add_argument(
         "--context", type=int, default=None, metavar="TOKENS",
@@ -100,31 +100,25 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     config = pick(EngineConfig, gather((EngineConfig, ServerConfig), args))
     folders = [*args.models, *dict.fromkeys(Path(path).parent / "models" for path in args.config)]
     described = describe(config, folders)
+    if args.tensor is not None:
+        if args.tensor < 1:
+            raise ConfigError(f"--tensor {args.tensor} must be 1 or more")
+        config = config.model_copy(update={"tensor_parallel_size": args.tensor})
     resolved = settle(config, described, topology)
     context = default_context(resolved) if args.context is None else args.context
     if not 1 <= context <= resolved.max_model_len:
         raise ConfigError(f"--context {context} must be in [1, {resolved.max_model_len}], the config's max_model_len")
-    if args.tensor is not None and args.tensor < 1:
-        raise ConfigError(f"--tensor {args.tensor} must be 1 or more")
     if min(args.layers) < 1:
         raise ConfigError(f"--layers {min(args.layers)} must be 1 or more")
     lengths = acceptance_lengths(args.acceptance_length, resolved.num_speculative_tokens)
-    if args.tensor is None:
-        paper = fewest_devices(resolved, described, topology, config, context)
-    else:
-        paper = paper_of(resolved, described, topology, args.tensor)
+    is_told = args.tensor is not None or "tensor_parallel_size" in config.model_fields_set
+    paper = paper_of(config, described, topology) if is_told else fewest_devices(config, described, topology, context)
     programs: list[dict[str, Any]] = []
-    unasked = []
-    if not args.no_compile and paper.num_devices > 1:
-        unasked.append("not compiled: the programs of one device each alone are, yet")
-    elif not args.no_compile:
-        fit = fit_of(paper, config)
-        pages = max(min(resolved.num_pages, fit.pages), 1)
-        programs = compile_in_child(
-            config, folders, topology, paper.num_devices, pages, layers=args.layers, timeout=args.timeout
-        )
+    if not args.no_compile:
+        pages = max(min(resolved.num_pages, fit_of(paper, config).pages), 1)
+        split = config.model_copy(update={"tensor_parallel_size": paper.num_devices})
+        programs = compile_in_child(split, folders, topology, pages, layers=args.layers, timeout=args.timeout)
     report = report_of(paper, config, context=context, lengths=lengths, programs=programs)
-    report["notes"] += unasked
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
     return report | {"made": f"{today}, jax {version('jax')}, jaxspec {version('jaxspec')}"}
 

@@ -33,7 +33,6 @@ def compile_in_child(
     config: EngineConfig,
     folders: Sequence[Path],
     topology: Topology,
-    num_devices: int,
     num_pages: int,
     *,
     layers: Sequence[int] = LAYERS,
@@ -42,7 +41,6 @@ def compile_in_child(
     """Compile the largest round and the largest chunk of the config, at each number of layers.
 
     Args:
-        num_devices: that a program runs on.
         num_pages: of the pools.
         timeout: seconds.
 
@@ -57,10 +55,10 @@ def compile_in_child(
     if why is not None:
         raise ConfigError(f"cannot compile for {topology.name}: {why}; or leave it out with --no-compile")
     request = {
-        "config": config.model_dump(mode="json", exclude_unset=True),
+        "config": config.model_dump(mode="json", exclude_unset=True)
+        | {"tensor_parallel_size": config.tensor_parallel_size},
         "folders": [str(folder.resolve()) for folder in folders],
         "topology": topology.name,
-        "num_devices": num_devices,
         "num_pages": num_pages,
         "layers": list(layers),
     }
@@ -114,11 +112,6 @@ def main() -> int:
 
 
 def _compile(request: dict[str, Any]) -> None:
-    # After the environment: they import jax.
-    import jax
-    import numpy as np
-    from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
     from jaxspec.aot.describe import describe
     from jaxspec.aot.parts import make_parts, shorten
     from jaxspec.aot.settle import settle
@@ -127,24 +120,15 @@ def _compile(request: dict[str, Any]) -> None:
     config = EngineConfig(**request["config"])
     described = describe(config, [Path(folder) for folder in request["folders"]])
     resolved = settle(config, described, topology).model_copy(update={"num_pages": request["num_pages"]})
-    there = devices(topology)[: request["num_devices"]]
-    if len(there) > 1:
-        raise ConfigError("programs over several devices cannot be compiled yet; see --no-compile")
-    mesh = Mesh(np.array(there), ("all",))
-    where = NamedSharding(mesh, PartitionSpec())
-
-    def placed(leaf: Any) -> Any:
-        return jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype, sharding=where)
-
+    there = devices(topology)[: resolved.tensor_parallel_size]
     for layers in request["layers"]:
         short = shorten(described, min(layers, described.target.num_layers))
-        for name, (function, arguments) in make_parts(short, resolved, there[0].platform).programs().items():
+        parts = make_parts(short, resolved, there[0].platform, devices=there)
+        for name, program in parts.programs().items():
             started = time.perf_counter()
             outcome: dict[str, Any] = {"name": name, "layers": short.target.num_layers}
             try:
-                with jax.set_mesh(mesh):  # kernels ask the mesh what chip they are for
-                    lowered = jax.jit(function, donate_argnums=1).lower(*jax.tree.map(placed, arguments))
-                compiled = lowered.compile(compiler_options=OPTIONS[topology.chip.platform])
+                compiled = program.lower().compile(compiler_options=OPTIONS[topology.chip.platform])
                 memory, cost = compiled.memory_analysis(), compiled.cost_analysis() or {}
                 outcome |= {
                     "temp_bytes": memory.temp_size_in_bytes,

@@ -6,6 +6,7 @@ routing were even. The time of a pass is at least the longer of reading and comp
 other: its roofline. What a kernel reads twice, launches, and work on the host come on top.
 """
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,14 +20,11 @@ from jaxspec.config.heads import DflashConfig, EagleConfig, HeadConfig, MedusaCo
 from jaxspec.config.methods import drafter_of
 from jaxspec.config.model import ModelConfig
 from jaxspec.config.resolve import ITEM_BYTES, ResolvedConfig
+from jaxspec.distributed import Split
 from jaxspec.models.heads.load import specs_of
 from jaxspec.models.registry import family_of
 from jaxspec.types import ArraySpec
 
-# Logical axes along which a weight is split over devices; a weight without any is whole on each.
-SPLIT_AXES = ("vocab", "heads", "kv_heads", "ffn", "expert", "expert_ffn")
-# Drafters whose layers are split as the target's; others every device has whole.
-SPLIT_DRAFTERS = ("draft_model", "pard", "eagle", "eagle3", "p_eagle")
 # Of the arrays of float32 logits: the head writes them, the verdict reads them.
 LOGITS_PASSES = 2
 ACTIVATION_BYTES = 4
@@ -75,7 +73,7 @@ def shape_of(
     specs: Any,
     config: ModelConfig | None,
     *,
-    num_devices: int = 1,
+    split: Split | None = None,
     kv_dtype: str = "bfloat16",
     int8_names: Sequence[str] = (),
     fc_in_each_pass: bool = True,
@@ -85,7 +83,7 @@ def shape_of(
     Args:
         specs: with dtypes as they are to lie in memory.
         config: of the layers, if they have a cache.
-        num_devices: that it is split over.
+        split: over devices; None: on one.
         kv_dtype: of the pages.
         int8_names: parameters kept as integers, as `Family.int8_names`.
         fc_in_each_pass: whether the projection "fc" is part of each pass, or of the first alone.
@@ -94,14 +92,12 @@ def shape_of(
     weights = dict(sizes)
     parameters, embed_row_bytes = 0, 0
     for path, spec in _leaves(specs):
-        number = math.prod(spec.shape)
-        parameters += number
-        is_router = path[-1].startswith("router")  # it decides for all devices
-        if num_devices > 1 and not is_router and any(axis in SPLIT_AXES for axis in spec.axes):
-            number = -(-number // num_devices)
+        parameters += math.prod(spec.shape)
+        number = _part(spec, split)
         size = number * np.dtype(spec.dtype).itemsize
         if path[-1] in int8_names:
-            size = number + spec.shape[0] * ITEM_BYTES["float32"]
+            scales = dataclasses.replace(spec, shape=spec.shape[:1], axes=spec.axes[:1])
+            size = number + _part(scales, split) * ITEM_BYTES["float32"]
         sizes[_kind(path)] += size
         if len(spec.shape) > 1:
             weights[_kind(path)] += number
@@ -114,7 +110,7 @@ def shape_of(
     features = 0 if fc_in_each_pass else sizes["features"]
     moe = config.moe if config is not None else None
     windows: tuple[int | None, ...] = () if config is None else config.sliding_window_layers[: config.num_layers]
-    entry_bytes, key_flops = (0, 0) if config is None else _cache(config, num_devices, kv_dtype)
+    entry_bytes, key_flops = (0, 0) if config is None else _cache(config, split, kv_dtype)
     return ModelShape(
         parameters=parameters,
         bytes=stored,
@@ -128,22 +124,31 @@ def shape_of(
         expert_share=0.0 if moe is None else moe.num_experts_per_token / moe.num_experts,
         features_bytes=features,
         hidden_size=0 if config is None else config.hidden_size,
-        num_exchanges=0 if num_devices == 1 or config is None else 2 * config.num_layers + 1,
+        num_exchanges=0 if split is None or not split.is_split or config is None else 2 * config.num_layers + 1,
         windows=windows,
         entry_bytes=entry_bytes,
         key_flops=key_flops,
     )
 
 
-def _cache(config: ModelConfig, num_devices: int, kv_dtype: str) -> tuple[int, int]:
+def _part(spec: ArraySpec, split: Split | None) -> int:
+    """Numbers of an array that a device holds, those that it is filled up with included."""
+    if split is None:
+        return math.prod(spec.shape)
+    layout = split.layout(spec)
+    return math.prod(layout.shape) // (1 if layout.axis is None else split.num_devices)
+
+
+def _cache(config: ModelConfig, split: Split | None, kv_dtype: str) -> tuple[int, int]:
     """(bytes of a token's entry in a layer, operations of a query token on a key) on a device.
 
     Latents lie whole on every device; key heads that are fewer than the devices are repeated.
     """
     heads, size = config.cache_heads
+    num_devices = 1 if split is None else split.num_devices
     queries = -(-config.num_heads // num_devices)
     if config.mla is None:
-        heads = 2 * -(-(heads // 2) // num_devices)
+        heads = heads if split is None else split.cache_heads // num_devices
         flops = 4 * queries * size
     else:
         flops = 2 * queries * (size + config.mla.kv_lora_rank)
@@ -151,25 +156,42 @@ def _cache(config: ModelConfig, num_devices: int, kv_dtype: str) -> tuple[int, i
     return heads * item, flops
 
 
-def target_shape(config: ModelConfig, resolved: ResolvedConfig, num_devices: int = 1) -> ModelShape:
-    """The target, as the config keeps it."""
+def target_shape(config: ModelConfig, resolved: ResolvedConfig) -> ModelShape:
+    """The target, as the config keeps it.
+
+    Raises:
+        ConfigError: it cannot be split over so many devices.
+    """
     family = family_of(config.family)
     names = family.int8_names if resolved.quantization == "int8" else ()
     specs = family.specs(config, _dtype(resolved))
-    return shape_of(specs, config, num_devices=num_devices, kv_dtype=resolved.kv_cache_dtype, int8_names=names)
+    split = Split(config, resolved.tensor_parallel_size, resolved.enable_expert_parallel)
+    split.check()
+    return shape_of(specs, config, split=split, kv_dtype=resolved.kv_cache_dtype, int8_names=names)
 
 
-def drafter_shape(drafter: ModelConfig | HeadConfig, resolved: ResolvedConfig, num_devices: int = 1) -> ModelShape:
-    """A draft model or a head; what it shares with the target is the target's."""
-    dtype, kv_dtype = _dtype(resolved), resolved.kv_cache_dtype
+def drafter_shape(drafter: ModelConfig | HeadConfig, resolved: ResolvedConfig) -> ModelShape:
+    """A draft model or a head; what it shares with the target is the target's.
+
+    Raises:
+        ConfigError: it cannot be split over so many devices.
+    """
+    dtype, kv_dtype, drafting = _dtype(resolved), resolved.kv_cache_dtype, resolved.speculative_config
+    assert drafting is not None
+
+    def split(layers: ModelConfig) -> Split:
+        split = Split(layers, drafting.draft_tensor_parallel_size, resolved.enable_expert_parallel)
+        split.check()
+        return split
+
     if isinstance(drafter, ModelConfig):
         specs = family_of(drafter.family).specs(drafter, dtype)
-        return shape_of(specs, drafter, num_devices=num_devices, kv_dtype=kv_dtype)
+        return shape_of(specs, drafter, split=split(drafter), kv_dtype=kv_dtype)
     layers = None if isinstance(drafter, MedusaConfig | MlpSpeculatorConfig) else drafter.model
     return shape_of(
         specs_of(drafter, dtype),
         None if layers is None else layers.model_copy(update={"tie_word_embeddings": False}),
-        num_devices=num_devices,
+        split=None if layers is None else split(layers),
         kv_dtype=kv_dtype,
         fc_in_each_pass=not (isinstance(drafter, EagleConfig) and drafter.kind == "eagle3"),
     )

@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from jaxspec.aot.cost import (
-    SPLIT_DRAFTERS,
     Cost,
     ModelShape,
     Pass,
@@ -18,9 +17,9 @@ from jaxspec.aot.cost import (
 from jaxspec.aot.describe import Described
 from jaxspec.aot.memory import DEFAULT_SHARE, Fit, estimated_temp_bytes, page_bytes
 from jaxspec.aot.parts import make_parts, table_bytes
+from jaxspec.aot.settle import settle
 from jaxspec.aot.topology import Topology
 from jaxspec.config.engine import EngineConfig
-from jaxspec.config.methods import drafter_of
 from jaxspec.config.resolve import ResolvedConfig
 from jaxspec.errors import ConfigError
 
@@ -31,15 +30,19 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 @dataclass(frozen=True)
 class Paper:
-    """A config on a topology, counted. num_devices: that one copy of the model is split over."""
+    """A config on a topology, counted."""
 
     resolved: ResolvedConfig
     described: Described
     topology: Topology
-    num_devices: int
     target: ModelShape
     draft: ModelShape | None
     tables: int
+
+    @property
+    def num_devices(self) -> int:
+        """That one copy of the model is split over."""
+        return self.resolved.tensor_parallel_size
 
     @property
     def passes(self) -> list[tuple[Pass, int]]:
@@ -56,24 +59,22 @@ class Paper:
         return total, seconds
 
 
-def paper_of(resolved: ResolvedConfig, described: Described, topology: Topology, num_devices: int) -> Paper:
-    """Args:
-        num_devices: that one copy of the model is split over.
+def paper_of(config: EngineConfig, described: Described, topology: Topology) -> Paper:
+    """The config over as many devices as it says.
 
     Raises:
-        ConfigError: more than there are, or than the model has heads.
+        ConfigError: more than there are, or than the models can be split over; or what an engine would refuse.
     """
-    if num_devices > topology.num_devices:
-        raise ConfigError(f"--tensor {num_devices} must not exceed the {topology.num_devices} devices; lower it")
-    if num_devices > described.target.num_heads:
-        raise ConfigError(f"--tensor {num_devices} must not exceed the {described.target.num_heads} heads; lower it")
-    drafter, draft = described.drafter, None
-    if drafter is not None:
-        is_split = described.method is not None and drafter_of(described.method) in SPLIT_DRAFTERS
-        draft = drafter_shape(drafter, resolved, num_devices if is_split else 1)
+    resolved, drafter = settle(config, described, topology), described.drafter
+    if resolved.tensor_parallel_size > topology.num_devices:
+        raise ConfigError(
+            f"tensor_parallel_size={resolved.tensor_parallel_size} must not exceed the {topology.num_devices} devices "
+            f"of {topology.name}; lower it"
+        )
+    target = target_shape(described.target, resolved)
+    draft = None if drafter is None else drafter_shape(drafter, resolved)
     tables = table_bytes(make_parts(described, resolved, topology.chip.platform).state)
-    target = target_shape(described.target, resolved, num_devices)
-    return Paper(resolved, described, topology, num_devices, target, draft, tables)
+    return Paper(resolved, described, topology, target, draft, tables)
 
 
 def fit_of(paper: Paper, config: EngineConfig, temp_bytes: int | None = None) -> Fit:
@@ -97,19 +98,27 @@ def fit_of(paper: Paper, config: EngineConfig, temp_bytes: int | None = None) ->
     )
 
 
-def fewest_devices(
-    resolved: ResolvedConfig, described: Described, topology: Topology, config: EngineConfig, context: int
-) -> Paper:
+def fewest_devices(config: EngineConfig, described: Described, topology: Topology, context: int) -> Paper:
     """The config over the fewest devices, of powers of two, on which max_num_seqs requests of `context` tokens fit;
-    over all of them where they never do."""
-    number = 1
-    while True:
-        paper = paper_of(resolved, described, topology, number)
-        fits = fit_of(paper, config).fits(context, resolved.max_num_seqs)
-        most = min(topology.num_devices, described.target.num_heads)
-        if fits or number * 2 > most:
-            return paper
+    over as many as it can be where they never do.
+
+    Raises:
+        ConfigError: as `paper_of`.
+    """
+    number, found = 1, None
+    while number <= topology.num_devices:
+        try:
+            paper = paper_of(config.model_copy(update={"tensor_parallel_size": number}), described, topology)
+        except ConfigError:
+            if found is None:
+                raise  # it is not the number
+            break
+        found = paper
+        if fit_of(paper, config).fits(context, paper.resolved.max_num_seqs):
+            break
         number *= 2
+    assert found is not None
+    return found
 
 
 def default_context(resolved: ResolvedConfig) -> int:

@@ -165,21 +165,23 @@ def test_integer_weights_are_half_the_bytes_and_all_the_operations():
 
 
 def test_over_devices_each_has_its_part():
-    described, resolved, whole, _ = shapes("llama3.1-8b-eagle3")
-    part = target_shape(described.target, resolved, 8)
+    whole, part = (shapes("llama3.1-8b-eagle3", tensor_parallel_size=number)[2] for number in (1, 8))
     assert part.parameters == whole.parameters
     assert part.bytes == (whole.bytes - 4 * NORMS_8B) // 8 + 4 * NORMS_8B  # norms are on each
     assert part.entry_bytes == whole.entry_bytes // 8
     # Key heads that are fewer than the devices are repeated.
-    assert target_shape(described.target, resolved, 16).entry_bytes == part.entry_bytes
+    more = shapes("llama3.1-8b-eagle3", topology="h100:2x8", tensor_parallel_size=16)[2]
+    assert more.entry_bytes == part.entry_bytes
     one = Pass("plain", part, 1, 0, part)
     # Behind attention, MLP and embedding, as a ring adds: 2 * 7 / 8 of each array of float32.
     assert cost_of(one, 3, 0, 1, 8).sent_bytes == pytest.approx(2 * 7 / 8 * (2 * 32 + 1) * 3 * 4096 * 4)
 
 
 def test_latents_and_routers_are_on_every_device():
-    described, resolved, whole, _ = shapes("deepseek-v3-mtp", topology="h200:2x8")
-    part = target_shape(described.target, resolved, 16)
+    (whole, one), (part, own) = (
+        shapes("deepseek-v3-mtp", topology="h200:2x8", tensor_parallel_size=number)[2:] for number in (1, 16)
+    )
+    assert own == one  # its module is on each, too
     assert part.entry_bytes == whole.entry_bytes
     D, A, C, Y = 7168, 1536, 512, 64
     routers = 58 * 256 * (D + 1) * 4

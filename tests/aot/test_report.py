@@ -29,8 +29,8 @@ FIT = Fit(
 
 
 def paper(name, topology, num_devices=1, **more):
-    config, described, resolved = on_paper(name, topology, **more)
-    return config, paper_of(resolved, described, topology_of(topology), num_devices)
+    config, described, _ = on_paper(name, topology, tensor_parallel_size=num_devices, **more)
+    return config, paper_of(config, described, topology_of(topology))
 
 
 def test_what_fits_by_hand():
@@ -69,8 +69,8 @@ def test_a_model_is_spread_over_as_few_devices_as_hold_it():
     for name, topology in (("llama3.1-8b-eagle3", "h100:8"), ("llama3.1-70b-draft", "h100:8"),
                            ("qwen3-30b-a3b", "v6e:2x4"), ("deepseek-v3-mtp", "h200:2x8"),
                            ("deepseek-v3-mtp", "h100:8")):  # fmt: skip
-        config, described, resolved = on_paper(name, topology)
-        paper = fewest_devices(resolved, described, topology_of(topology), config, 4096)
+        config, described, _ = on_paper(name, topology)
+        paper = fewest_devices(config, described, topology_of(topology), 4096)
         found[name, topology] = paper.num_devices, fit_of(paper, config).fits(4096)
     assert found == {
         ("llama3.1-8b-eagle3", "h100:8"): (1, True),
@@ -143,7 +143,7 @@ def test_what_cannot_be_compiled_here_says_what_to_install(monkeypatch):
     config, _, _ = on_paper("llama3.1-8b-eagle3")
     monkeypatch.setattr("jaxspec.aot.compiling.missing", lambda chip: "libtpu is not installed (the extra aot-tpu)")
     with pytest.raises(ConfigError, match=r"the extra aot-tpu.*or leave it out with --no-compile"):
-        compile_in_child(config, [MODELS], topology_of("v5e:1"), 1, 10)
+        compile_in_child(config, [MODELS], topology_of("v5e:1"), 10)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
