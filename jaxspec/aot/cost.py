@@ -88,7 +88,7 @@ def shape_of(
         int8_names: parameters kept as integers, as `Family.int8_names`.
         fc_in_each_pass: whether the projection "fc" is part of each pass, or of the first alone.
     """
-    sizes = dict.fromkeys(("dense", "features", "embed", "head", "experts"), 0)
+    sizes: dict[str, int] = dict.fromkeys(("dense", "features", "embed", "head", "experts"), 0)
     weights = dict(sizes)
     parameters, embed_row_bytes = 0, 0
     for path, spec in _leaves(specs):
@@ -102,7 +102,7 @@ def shape_of(
         if len(spec.shape) > 1:
             weights[_kind(path)] += number
         if path[-1] == "embed":
-            embed_row_bytes = spec.shape[1] * np.dtype(spec.dtype).itemsize
+            embed_row_bytes = spec.shape[-1] * np.dtype(spec.dtype).itemsize
     is_tied = config is not None and config.tie_word_embeddings and sizes["head"] == 0
     stored = sum(sizes.values())
     if is_tied:
