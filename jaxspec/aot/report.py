@@ -283,9 +283,10 @@ def _notes(paper: Paper, fit: Fit, context: int, programs: Sequence[dict[str, An
         notes.append("temporaries are an estimate: nothing was compiled")
     else:
         layers = sorted({one["layers"] for one in programs if "error" not in one})
+        line = f"continued in a straight line to {paper.described.target.num_layers}"
         notes.append(
             f"temporaries are XLA's, of programs of {' and '.join(map(str, layers))} layers (the model's last), "
-            f"continued in a straight line to {paper.described.target.num_layers}"
+            + (line if len(layers) > 1 else "as if more layers needed no more: compile two numbers of them")
         )
     notes += [f"{one['name']}, {one['layers']} layers: {one['error']}" for one in programs if "error" in one]
     if drafting is not None and drafting.max_model_len < context:
