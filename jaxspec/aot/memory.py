@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from jaxspec.aot.cost import ModelShape
 from jaxspec.config.model import ModelConfig
-from jaxspec.config.resolve import LOGITS_AT_ONCE, ResolvedConfig
+from jaxspec.config.resolve import ITEM_BYTES, LOGITS_AT_ONCE, ResolvedConfig
 
 DEFAULT_SHARE = 0.9  # of an accelerator's memory, as `resolve` plans with
 
@@ -68,10 +68,13 @@ def estimated_temp_bytes(model: ModelConfig, resolved: ResolvedConfig, num_devic
     K, rows = resolved.num_speculative_tokens, resolved.max_num_seqs
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     wide = 2 * model.intermediate_size
-    copies = 1
+    copies = 0
     if model.moe is not None:
         copies = model.moe.num_experts_per_token
         wide = copies * 2 * model.moe.intermediate_size + 2 * copies * model.hidden_size * num_devices
     token_bytes = 4 * (4 * model.hidden_size + -(-(heads + wide) // num_devices))
+    if model.moe is not None and resolved.platform == "gpu":
+        # XLA has no ragged product there, and repeats what goes into one for every expert (docs/log.md).
+        token_bytes += copies * model.moe.num_experts * model.hidden_size * ITEM_BYTES[resolved.dtype]
     logits = LOGITS_AT_ONCE[resolved.implementation] * rows * (K + 1) * -(-model.vocab_size // num_devices) * 4
     return max(rows * (K + 1) * token_bytes + logits, resolved.max_num_batched_tokens * token_bytes)

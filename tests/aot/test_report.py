@@ -57,6 +57,15 @@ def test_a_config_on_paper_by_hand():
     assert fit.table_bytes < 1.5 * (seen + history)
 
 
+def test_experts_take_room_on_gpus():
+    """What was compiled for 16 H200s, with chunks of 2048 tokens and of 128, took 60.551 and 3.799 GB."""
+    for tokens, compiled in ((2048, 60.551e9), (128, 3.799e9)):
+        config, found = paper("deepseek-v3-mtp", "h200:2x8", 16, max_num_batched_tokens=tokens, max_num_seqs=1)
+        assert fit_of(found, config).temp_bytes == pytest.approx(compiled, rel=0.05)
+    config, found = paper("deepseek-v3-mtp", "v5p:4x4x4", 16, max_num_batched_tokens=2048, max_num_seqs=1)
+    assert fit_of(found, config).temp_bytes < 3e9
+
+
 def test_compiled_temporaries_go_before_the_estimate():
     config, found = paper("llama3.1-8b-eagle3", "h100:1")
     assert not fit_of(found, config).is_compiled
