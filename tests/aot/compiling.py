@@ -18,6 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxspec.cache.pages import pool_shape
+from jaxspec.models.base import Tokens
+from jaxspec.models.registry import family_of
 from jaxspec.pallas_kernels.rejection.api import reject
 from jaxspec.pallas_kernels.rejection.arg_specs import REJECTION_SPECS, RejectionSpec
 from jaxspec.pallas_kernels.rejection.rules import BLOCK, COUPLED, GREEDY, STANDARD
@@ -25,10 +28,13 @@ from jaxspec.shards import TENSOR
 from jaxspec.step import pack
 from jaxspec.step.rounds import decode_round, decode_rounds
 from jaxspec.step.target import Target
+from jaxspec.types import ArraySpec
+from jaxspec.weights.checkpoint import open_checkpoint
 from tests.aot.targets import GPUS, TPUS, devices, missing
 from tests.contracts import members
+from tests.oracle.folders import TINY
 
-MEMORY_TARGETS = ("h100", "v5e")
+WHOLE_TARGETS = ("h100", "v5e")  # for which every family is compiled, and memory is read
 ROUNDS = {"ngram": "coupled", "probabilistic": "standard"}  # proposer: rule
 SPECS = {spec.name: spec for spec in REJECTION_SPECS}
 
@@ -75,7 +81,8 @@ def programs(target: str, platform: str) -> Iterator[Program]:
         yield Program(f"decode_rounds[{name}]", run, (weights, state, batch, np.int32(4)))
     if target in TPUS:  # of GPUs no two can be described without one
         yield _split_reject(platform)
-    if target in MEMORY_TARGETS:
+    if target in WHOLE_TARGETS:
+        yield from map(_family, members.FAMILY_MEMBERS)
         yield from _measured(platform)
 
 
@@ -89,6 +96,28 @@ def _split_reject(platform: str) -> Program:
     run = _by_name(functools.partial(reject, rules=rules, implementation="pallas", platform=platform))
     mapped = jax.shard_map(run, in_specs=(specs,), out_specs=whole)
     return Program("reject[split over two]", mapped, (arguments,), specs=(specs,))
+
+
+def _family(name: str) -> Program:
+    """A golden folder's forward pass over pages, and its logits: two rows of three positions, in bfloat16."""
+    with open_checkpoint(TINY / name) as checkpoint:
+        config = checkpoint.config
+    family = family_of(config.family)
+    specs = family.specs(config, jnp.bfloat16)
+    weights = jax.tree.map(
+        lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype),
+        specs,
+        is_leaf=lambda leaf: isinstance(leaf, ArraySpec),
+    )
+    pool = jax.ShapeDtypeStruct(pool_shape(config, 8, 4), jnp.bfloat16)
+    ids_BT = np.zeros((2, 3), np.int32)
+    tokens = Tokens(token_ids_BT=ids_BT, positions_BT=ids_BT, slots_BT=ids_BT, pages_BM=np.zeros((2, 4), np.int32))
+
+    def run(weights: Any, pool: Any, tokens: Tokens) -> Any:
+        hidden_BTD, pool = family.forward(weights, config, tokens, pool)
+        return family.logits(weights, config, hidden_BTD), pool
+
+    return Program(f"family[{name}]", run, (weights, pool, tokens))
 
 
 def _measured(platform: str) -> Iterator[Program]:

@@ -11,6 +11,7 @@ from jaxspec.aot.topology import ENVIRONMENT
 from jaxspec.pallas_kernels.rejection.arg_specs import REJECTION_SPECS
 from tests.aot.compiling import MEASURED, ROUNDS
 from tests.aot.targets import ROOT, python
+from tests.contracts.members import FAMILY_MEMBERS
 
 
 def child_environment() -> dict[str, str]:
@@ -46,6 +47,11 @@ def check_compiled(found: dict[str, dict]) -> None:
     kernels = {f"reject[{spec.name}]" for spec in REJECTION_SPECS if "device" in spec.tags}
     rounds = {f"{name}[{proposer}]" for name in ("decode_round", "decode_rounds") for proposer in ROUNDS}
     assert kernels | rounds <= found.keys()
+
+
+def check_families(found: dict[str, dict]) -> None:
+    """A member of every family was compiled; that none failed is `check_compiled`'s."""
+    assert {f"family[{name}]" for name in FAMILY_MEMBERS} <= found.keys()
 
 
 def check_memory(found: dict[str, dict]) -> None:

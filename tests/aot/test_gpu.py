@@ -19,3 +19,8 @@ def test_everything_compiles(outcomes):
 @pytest.mark.parametrize("outcomes", ["h100"], indirect=True)
 def test_the_kernels_need_no_room_for_the_vocabulary(outcomes):
     judging.check_memory(outcomes)
+
+
+@pytest.mark.parametrize("outcomes", ["h100"], indirect=True)
+def test_every_family_compiles(outcomes):
+    judging.check_families(outcomes)
