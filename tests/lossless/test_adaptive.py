@@ -42,6 +42,7 @@ def answers(engine, seconds):
     return [sequence.progress.token_ids for sequence in sequences], [sequence.stats for sequence in sequences]
 
 
+@pytest.mark.heavy
 def test_rounds_were_timed(engine):
     costs = engine.core.parts.costs
     assert costs.drafts == (0, 2, 8)

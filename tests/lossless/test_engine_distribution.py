@@ -72,6 +72,7 @@ def usual_distance(prob, num_samples):
     return 0.5 * np.sqrt(2 / np.pi * prob * (1 - prob) / num_samples).sum()
 
 
+@pytest.mark.heavy
 def test_sampled_answers_have_the_targets_distribution(case, model):
     engine, names = case
     for name in names:

@@ -74,7 +74,7 @@ def histogram_of(num_tokens, prompt, answer, guess):
     return histogram
 
 
-QUICK = {("ngram", 8), ("probabilistic", 3), ("host_replay", 2), ("replay", 5), ("self", 3), ("suffix", 3)}
+QUICK = {("ngram", 8), ("probabilistic", 3), ("host_replay", 2), ("replay", 5)}
 
 
 @pytest.fixture(scope="module", params=heavy_but(CASES, QUICK.__contains__), ids=lambda case: f"{case[0]}-K{case[1]}")

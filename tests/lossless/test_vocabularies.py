@@ -98,6 +98,7 @@ def test_greedy_drafts_are_the_drafts_likeliest_shared_tokens(request, target, t
     assert num_accepted > 20
 
 
+@pytest.mark.heavy
 def test_drawn_drafts_lose_nothing_either(target, other, target_oracle):
     """q is the draft's distribution over the shared tokens; what it leaves out is drawn from the residual."""
     config = draft_model(K, other, "probabilistic", use_heterogeneous_vocab=True, rejection_sample_method="coupled")
