@@ -56,7 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         speculative = json.loads(args.speculative_config)
-        if min(args.batch, args.pairs, args.num_prompts or 1, args.max_tokens or 1) < 1:
+        counts = (args.batch, args.pairs, args.num_prompts, args.max_tokens)
+        if any(count is not None and count < 1 for count in counts):
             raise ConfigError("--batch, --pairs, --num-prompts and --max-tokens must be 1 or more")
         report = run(args, speculative)
     except (JaxspecError, ValueError, OSError) as error:
