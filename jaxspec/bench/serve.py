@@ -63,7 +63,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     Raises: ConfigError for flags that fit nothing, OSError where there is no server.
     """
     goals = parse_goodput(args.goodput)
-    if args.request_rate <= 0 or args.burstiness <= 0 or (args.max_concurrency or 1) < 1 or (args.num_prompts or 1) < 1:
+    if (
+        args.request_rate <= 0
+        or args.burstiness <= 0
+        or any(count is not None and count < 1 for count in (args.max_concurrency, args.num_prompts))
+    ):
         raise ConfigError("--request-rate, --burstiness, --max-concurrency and --num-prompts must be above 0")
     server = TargetServer(args.base_url or f"http://{args.host}:{args.port}", args.api_key)
     model = args.model or server.get_json("/v1/models")["data"][0]["id"]
