@@ -43,6 +43,7 @@ def acceptance(args: argparse.Namespace, drafter: Path, rule: str) -> Acceptance
         dtype="bfloat16",
         max_num_seqs=args.batch,
         max_model_len=512,
+        enable_structured_outputs=False,  # its programs would not run
         speculative_config={
             "method": "draft_model",
             "model": str(drafter),
