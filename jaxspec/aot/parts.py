@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxspec.aot.describe import Described
-from jaxspec.cache.pages import new_pool, pool_shape
+from jaxspec.cache.pages import pool_shape
 from jaxspec.config.heads import EagleConfig, HeadConfig, MedusaConfig, MlpSpeculatorConfig
 from jaxspec.config.methods import METHODS, drafter_of
 from jaxspec.config.model import ModelConfig
@@ -22,8 +22,9 @@ from jaxspec.distributed import Split
 from jaxspec.engine.heads import head_layers, head_proposer
 from jaxspec.engine.own_drafts import ngram_proposer, self_proposer, with_lookup
 from jaxspec.engine.placing import ModelPlacing, Placing
+from jaxspec.engine.target import empty_state, make_target
 from jaxspec.errors import ConfigError
-from jaxspec.models.base import Family, at_highest_precision
+from jaxspec.models.base import Family
 from jaxspec.models.heads.load import specs_of as head_specs
 from jaxspec.models.registry import family_of
 from jaxspec.proposers.base import Proposer, no_proposer
@@ -32,7 +33,7 @@ from jaxspec.shards import TENSOR
 from jaxspec.step import pack, rounds
 from jaxspec.step.prefill import prefill
 from jaxspec.step.spread import Role, Spread, specs_of
-from jaxspec.step.state import DecodeState, initial_state
+from jaxspec.step.state import DecodeState
 from jaxspec.step.target import Target
 from jaxspec.types import ArraySpec, Drafts, Int8Weight
 
@@ -160,32 +161,13 @@ def make_parts(
     else:
         raise ConfigError(f"method {drafting.method!r} runs code of yours, which is not compiled here; take another")
     proposer = with_lookup(resolved, proposer, None)
-    target = Target(
-        at_highest_precision(family) if resolved.exact else family,
-        model,
-        drafting.rejection_sample_method if drafting is not None else "coupled",
-        resolved.implementation,
-        platform,
-        exact=resolved.exact,
-        synthetic_rates=drafting.synthetic_rates or () if drafting is not None else (),
-        max_logprobs=resolved.max_logprobs,
-        logprobs_mode=resolved.logprobs_mode,
-    )
+    target = make_target(resolved, family, model, platform)
 
-    def empty_state() -> DecodeState:
-        shape = pool_shape(model, resolved.num_pages, resolved.block_size, num_heads=placing.target.cache_heads)
-        return initial_state(
-            max_rows=resolved.max_num_seqs,
-            max_model_len=resolved.max_model_len,
-            vocab_size=model.vocab_size,
-            pool=new_pool(shape, resolved.kv_cache_dtype),
-            proposer_state=proposer.init(resolved.max_num_seqs + 1),
-        )
-
+    make_state = functools.partial(empty_state, resolved, target, proposer, cache_heads=placing.target.cache_heads)
     weights = {"target": _abstract(family, model, resolved, placing.target)}
     if drafter is not None:
         weights["draft"] = _abstract_drafter(drafter, weights["target"], resolved, placing.draft)
-    state = jax.eval_shape(placing.state_maker(empty_state))
+    state = jax.eval_shape(placing.state_maker(make_state))
     return Parts(target, proposer, weights, state, resolved, num_host_drafts, mesh)
 
 

@@ -147,7 +147,7 @@ def resolve(config: EngineConfig, hardware: HardwareFacts, models: ModelFacts) -
     logits_bytes = -(-logits_bytes // devices[0])
     most_pages = _pages_in_memory(config, hardware, models, ITEM_BYTES[dtype], page_bytes, logits_bytes, devices)
     max_model_len = _max_model_len(config, models.target, most_pages, block_size)
-    speculative = _speculative(config, models, max_model_len, max_num_seqs, num_tokens)
+    speculative = _speculative(config, models, max_model_len, max_num_seqs, num_tokens, num_draft_devices)
     is_on_host = speculative is not None and METHODS[speculative.method].is_on_host
     return ResolvedConfig(
         platform=hardware.platform,
@@ -351,7 +351,12 @@ def _method(given: SpeculativeConfig, models: ModelFacts) -> str:
 
 
 def _speculative(
-    config: EngineConfig, models: ModelFacts, max_model_len: int, max_num_seqs: int, num_tokens: int
+    config: EngineConfig,
+    models: ModelFacts,
+    max_model_len: int,
+    max_num_seqs: int,
+    num_tokens: int,
+    draft_devices: int,
 ) -> ResolvedSpeculative | None:
     given = config.speculative_config
     if given is None:
@@ -361,7 +366,6 @@ def _speculative(
     schedule = given.num_speculative_tokens_per_batch_size
     is_auto = given.num_speculative_tokens == "auto"
     draft_limit = models.draft.max_position_embeddings if models.draft else max_model_len
-    draft_devices = settle_draft_tensor_parallel(given.draft_tensor_parallel_size, config.tensor_parallel_size, drafter)
     rule: Rule
     if given.rejection_sample_method == "auto":
         # q(draft) = 1: the only token that its proposer would have given.

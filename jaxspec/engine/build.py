@@ -1,5 +1,6 @@
 """Host. From a config to everything an engine runs on: weights, state, compiled programs, tokenizer."""
 
+import functools
 import logging
 import math
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.cache.pages import new_pool, pool_shape
+from jaxspec.cache.pages import pool_shape
 from jaxspec.config.engine import EngineConfig
 from jaxspec.config.hardware import read_hardware
 from jaxspec.config.heads import HeadConfig
@@ -26,8 +27,8 @@ from jaxspec.engine.drafts import FoundDraft, draft_vocabulary, find_draft
 from jaxspec.engine.heads import METHODS_WITH_HEADS, head_layers, head_proposer, num_head_parameters
 from jaxspec.engine.own_drafts import ngram_proposer, self_proposer, with_lookup
 from jaxspec.engine.placing import ON_ONE_DEVICE, ModelPlacing, Placing
+from jaxspec.engine.target import empty_state, make_target
 from jaxspec.errors import ConfigError
-from jaxspec.models.base import at_highest_precision
 from jaxspec.models.heads.load import load_head, open_head
 from jaxspec.models.registry import family_of
 from jaxspec.proposers.base import HostProposer, Proposer, no_proposer
@@ -39,7 +40,7 @@ from jaxspec.step.costs import RoundCosts, measure_rounds
 from jaxspec.step.executables import ExecutableStore
 from jaxspec.step.pack import geometric_buckets, row_buckets
 from jaxspec.step.programs import Programs, Shapes, is_first
-from jaxspec.step.state import DecodeState, initial_state
+from jaxspec.step.state import DecodeState
 from jaxspec.step.target import Target
 from jaxspec.text.tokenizer import Tokenizer, load_tokenizer
 from jaxspec.types import ArraySpec
@@ -169,32 +170,10 @@ def build(
             placing.draft.cache_heads,
         )
     proposer = with_lookup(resolved, proposer, host_proposer)
-    target = Target(
-        at_highest_precision(family) if resolved.exact else family,
-        model,
-        # Without speculation as under "coupled": a seed then gives one text, whoever drafts.
-        drafting.rejection_sample_method if drafting is not None else "coupled",
-        resolved.implementation,
-        platform,
-        exact=resolved.exact,
-        synthetic_rates=drafting.synthetic_rates or () if drafting is not None else (),
-        max_logprobs=resolved.max_logprobs,
-        logprobs_mode=resolved.logprobs_mode,
-        processors=logits_processors,
-    )
+    target = make_target(resolved, family, model, platform, logits_processors)
 
-    def empty_state() -> DecodeState:
-        shape = pool_shape(model, resolved.num_pages, resolved.block_size, num_heads=placing.target.cache_heads)
-        return initial_state(
-            max_rows=resolved.max_num_seqs,
-            max_model_len=resolved.max_model_len,
-            vocab_size=model.vocab_size,
-            pool=new_pool(shape, resolved.kv_cache_dtype),
-            proposer_state=proposer.init(resolved.max_num_seqs + 1),
-            processors=logits_processors,
-        )
-
-    new_state = placing.state_maker(empty_state)
+    make_state = functools.partial(empty_state, resolved, target, proposer, cache_heads=placing.target.cache_heads)
+    new_state = placing.state_maker(make_state)
     state = new_state()
     batch_rows, split_rows, chunk_tokens = _buckets(resolved)
     shapes = Shapes(
