@@ -36,7 +36,8 @@ def paged_attention(
         softcap: scaled scores become softcap * tanh(score / softcap); None leaves them.
         value_size: of a latent cache, whose keys' first value_size features are its values.
         scale_PGS: of a pool of integers, what each entry is to be multiplied by.
-        implementation: "auto" and "reference" run the blockwise form; there is no Pallas body yet.
+        implementation: "auto" runs the blockwise form as suits the platform that it is compiled for, "reference" all
+            rows at once; there is no Pallas body yet.
 
     Returns:
         f32[B, T, Q, H], of a latent cache f32[B, T, Q, value_size].
@@ -57,4 +58,5 @@ def paged_attention(
         softcap=softcap,
         value_size=value_size,
         scale_PGS=scale_PGS,
+        at_once=implementation == "reference",
     )
