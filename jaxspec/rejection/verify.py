@@ -26,6 +26,7 @@ def verify(
     table: SamplingTable,
     anchor_B: Int32[Array, " B"],
     counts_BV: Int32[Array, "B V"] | None = None,
+    edit: api.Edit | None = None,
     *,
     rule: Rule,
     synthetic_rates: tuple[float, ...] = (),
@@ -47,6 +48,7 @@ def verify(
         anchor_B: i32, tokens committed when the round began.
         counts_BV: i32, how often each id occurs in a row's output so far, + SEEN_IN_PROMPT for ids of its prompt: what
             penalties look at, besides the drafts before each position. None: no row of the table has a penalty.
+        edit: what the logits go through first (see `api.reject`); row b * J + j is position j of row b. None: nothing.
         rule: how sampled rows are judged.
         synthetic_rates: with the rule `synthetic`: how often the first j + 1 drafts are all kept, at least K of them.
         implementation, platform: see `pallas_kernels.rejection.api`; platform is the mesh's.
@@ -87,6 +89,7 @@ def verify(
         noise_key_BJ2.reshape(B * J, 2),
         accept_rate_N,
         penalties,
+        edit,
         rules=(GREEDY, _RULES[rule]),
         implementation=implementation,
         platform=platform,

@@ -7,6 +7,7 @@ of it is rejected at its place and the residual is the edited target's.
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int32, UInt32
 
@@ -48,6 +49,46 @@ def edit(
     for processor, columns in zip(processors, table.processors, strict=True):
         logits_BJV = processor.apply(logits_BJV, columns, context)
     return logits_BJV
+
+
+@struct.dataclass
+class RowEdits:
+    """`edit` for any rows of logits[B * J, V], called with them and their numbers. A row goes through what it
+    would if the drafts before it were text."""
+
+    table: EditTable
+    context: TokenContext
+    stop_ids_BW: jax.Array
+    min_len_B: jax.Array
+    mask_BJU: jax.Array | None
+    num_positions: int = struct.field(pytree_node=False)  # J
+    processors: tuple[LogitsProcessor, ...] = struct.field(pytree_node=False, default=())
+
+    def __call__(self, logits_XV: jax.Array, rows_X: jax.Array) -> jax.Array:
+        """f32[X, V], edited; rows_X: i32."""
+        b_X, j_X = rows_X // self.num_positions, rows_X % self.num_positions
+        of_rows = jax.tree.map(lambda leaf: leaf[b_X], (self.table, self.context, self.stop_ids_BW, self.min_len_B))
+        table, context, stop_ids_XW, min_len_X = of_rows
+        k_1K = jnp.arange(context.draft_ids_BK.shape[1], dtype=jnp.int32)[None]
+        C = context.history_BC.shape[1]
+        column_XK = jnp.where(k_1K < j_X[:, None], context.len_B[:, None] + k_1K, C)  # past the end: dropped
+        x_X1 = jnp.arange(rows_X.shape[0], dtype=jnp.int32)[:, None]
+        context = TokenContext(
+            history_BC=context.history_BC.at[x_X1, column_XK].set(context.draft_ids_BK, mode="drop"),
+            prompt_len_B=context.prompt_len_B,
+            len_B=context.len_B + j_X,
+            draft_ids_BK=context.draft_ids_BK[:, :0],
+        )
+        edited_X1V = edit(
+            logits_XV[:, None],
+            table,
+            context,
+            stop_ids_BW=stop_ids_XW,
+            min_len_B=min_len_X,
+            mask_BJU=None if self.mask_BJU is None else self.mask_BJU[b_X, j_X][:, None],
+            processors=self.processors,
+        )
+        return edited_X1V[:, 0]
 
 
 def _add_bias(logits_BJV: jax.Array, table: EditTable) -> jax.Array:

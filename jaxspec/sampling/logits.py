@@ -30,17 +30,18 @@ def process(logits_BJV: Float[Array, "B J V"], table: SamplingTable) -> Float[Ar
 
 
 def penalise(
-    logits_BJV: Float[Array, "B J V"],
+    logits_BV: Float[Array, "B V"],
     table: SamplingTable,
     counts_BV: Int32[Array, "B V"],
     draft_ids_BK: Int32[Array, "B K"],
-) -> Float[Array, "B J V"]:
-    """The logits after the rows' penalties; position j also counts the row's first j drafts (-1 = none)."""
-    B, J, V = logits_BJV.shape
-    columns = (table.presence_B, table.frequency_B, table.repetition_B)
-    penalties = row_penalties(counts_BV, *columns, num_positions=J)
-    ends_B = jnp.arange(1, B + 1, dtype=jnp.int32) * draft_ids_BK.shape[1]
-    return penalised(logits_BJV.reshape(B * J, V), penalties, draft_ids_BK.reshape(-1), ends_B).reshape(B, J, V)
+    place: Int32[Array, ""],
+) -> Float[Array, "B V"]:
+    """The logits of one position after the rows' penalties; its `place` says how many drafts, -1 = none, count too."""
+    B, K = draft_ids_BK.shape
+    penalties = row_penalties(counts_BV, table.presence_B, table.frequency_B, table.repetition_B, num_positions=1)
+    penalties = penalties._replace(offset_R=jnp.broadcast_to(place, (B,)))
+    ends_B = jnp.arange(1, B + 1, dtype=jnp.int32) * K
+    return penalised(logits_BV, penalties, draft_ids_BK.reshape(-1), ends_B)
 
 
 def draw(logits_BV: Float[Array, "B V"], key_B2: UInt32[Array, "B 2"], table: SamplingTable) -> Int32[Array, " B"]:

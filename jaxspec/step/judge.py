@@ -8,7 +8,7 @@ from jaxspec import shards
 from jaxspec.pallas_kernels.rejection.penalties import has_penalty
 from jaxspec.rejection.verify import verify
 from jaxspec.sampling.counts import token_counts
-from jaxspec.sampling.edits import edit
+from jaxspec.sampling.edits import RowEdits
 from jaxspec.sampling.logits import penalise, process
 from jaxspec.sampling.logprobs import no_logprobs, token_logprobs
 from jaxspec.sampling.processors import TokenContext
@@ -32,7 +32,7 @@ def judge(
     """
 
     def lean(logits_BJV: jax.Array) -> tuple[Verdict, TokenLogprobs]:
-        verdict = _verify(target, state, batch, drafts, logits_BJV, None)
+        verdict = _verify(target, state, batch, drafts, logits_BJV)
         return verdict, no_logprobs(logits_BJV.shape[0], logits_BJV.shape[1], target.max_logprobs)
 
     def full(logits_BJV: jax.Array) -> tuple[Verdict, TokenLogprobs]:
@@ -63,42 +63,51 @@ def _judge_fully(target: Target, state: DecodeState, batch: Batch, drafts: Draft
         len_B=state.len_R[rows_B],
         draft_ids_BK=jnp.where(is_draft_BK, drafts.token_ids_BK, -1),
     )
-    edited_BJV = edit(
-        logits_BJV,
+    B, J, V = logits_BJV.shape
+    edit = RowEdits(
         jax.tree.map(lambda leaf: leaf[rows_B], state.edits),
         context,
-        stop_ids_BW=state.stop_ids_RW[rows_B],
-        min_len_B=state.min_len_R[rows_B],
-        mask_BJU=mask_BJU,
+        state.stop_ids_RW[rows_B],
+        state.min_len_R[rows_B],
+        mask_BJU,
+        num_positions=J,
         processors=target.processors,
     )
-    B, _, V = logits_BJV.shape
     counts_BV = lax.cond(
         jnp.any(_has_penalty(state)[rows_B]),
         lambda: token_counts(context.history_BC, context.prompt_len_B, context.len_B, shards.whole_size(logits_BJV)),
         lambda: shards.split_like(jnp.zeros((B, V), jnp.int32), logits_BJV),
     )
-    verdict = _verify(target, state, batch, drafts, edited_BJV, counts_BV)
+    verdict = _verify(target, state, batch, drafts, logits_BJV, counts_BV, edit)
 
-    def logprobs() -> TokenLogprobs:
-        shown_BJV = logits_BJV
+    def add_logprobs(j: jax.Array, logprobs: TokenLogprobs) -> TokenLogprobs:
+        shown_BV = lax.dynamic_index_in_dim(logits_BJV, j, axis=1, keepdims=False)
         if target.logprobs_mode.startswith("processed"):
             table = jax.tree.map(lambda leaf: leaf[rows_B], state.table)
-            shown_BJV = process(penalise(edited_BJV, table, counts_BV, context.draft_ids_BK), table)
+            edited_BV = edit(shown_BV, jnp.arange(B, dtype=jnp.int32) * J + j)
+            shown_BV = process(penalise(edited_BV, table, counts_BV, context.draft_ids_BK, j)[:, None], table)[:, 0]
+        token_ids_B1 = lax.dynamic_slice_in_dim(verdict.token_ids_BJ, j, 1, axis=1)
         is_normalised = target.logprobs_mode.endswith("logprobs")
-        return token_logprobs(shown_BJV, verdict.token_ids_BJ, num_top=target.max_logprobs, is_normalised=is_normalised)
+        found = token_logprobs(
+            shown_BV[:, None], token_ids_B1, num_top=target.max_logprobs, is_normalised=is_normalised
+        )
+        return jax.tree.map(lambda all_, one: lax.dynamic_update_slice_in_dim(all_, one, j, axis=1), logprobs, found)
 
-    nothing = lambda: no_logprobs(B, logits_BJV.shape[1], target.max_logprobs)  # noqa: E731
-    return verdict, lax.cond(jnp.any(state.wants_logprobs_R[rows_B]), logprobs, nothing)
+    num_shown = jnp.where(jnp.any(state.wants_logprobs_R[rows_B]), jnp.max(verdict.num_accepted_B) + 1, 0)
+    nothing = no_logprobs(B, J, target.max_logprobs)
+    return verdict, lax.fori_loop(0, num_shown, add_logprobs, nothing)
 
 
-def _verify(target: Target, state: DecodeState, batch: Batch, drafts: Drafts, logits_BJV, counts_BV) -> Verdict:
+def _verify(
+    target: Target, state: DecodeState, batch: Batch, drafts: Drafts, logits_BJV, counts_BV=None, edit=None
+) -> Verdict:
     return verify(
         logits_BJV,
         drafts,
         jax.tree.map(lambda leaf: leaf[batch.rows_B], state.table),
         state.len_R[batch.rows_B],
-        counts_BV=counts_BV,
+        counts_BV,
+        edit,
         rule=target.rule,
         synthetic_rates=target.synthetic_rates,
         implementation=target.implementation,

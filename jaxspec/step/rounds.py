@@ -2,11 +2,12 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxspec import shards
 from jaxspec.cache.pages import slots_of
@@ -18,7 +19,7 @@ from jaxspec.step.judge import judge
 from jaxspec.step.prefill import hidden_of
 from jaxspec.step.state import Batch, DecodeState, RoundOutput
 from jaxspec.step.target import Target
-from jaxspec.types import Drafts, TokenLogprobs, Verdict
+from jaxspec.types import Drafts, Pool, TokenLogprobs, Verdict
 
 
 def row_view(state: DecodeState, batch: Batch) -> RowView:
@@ -55,11 +56,11 @@ def propose(proposer: Proposer, weights: Any, state: DecodeState, batch: Batch) 
 
 
 def _run_if(condition: jax.Array, ask: Callable, changed: Any) -> tuple[Drafts, Any]:
-    """ask(changed), or no drafts and `changed` as it is; in place, as `_one_of` says."""
+    """ask(changed), or no drafts and `changed` as it is; in place, as `_forward_of_width` says."""
     ask = jax.jit(ask)  # traced once, for the shapes and in the loop
     drafts = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(ask, changed)[0])
     drafts = dataclasses.replace(drafts, logits_BKV=shards.split(drafts.logits_BKV))
-    _, drafts, changed = jax.lax.while_loop(
+    _, drafts, changed = lax.while_loop(
         lambda carry: carry[0], lambda carry: (jnp.zeros((), jnp.bool_), *ask(carry[2])), (condition, drafts, changed)
     )
     return drafts, changed
@@ -196,54 +197,62 @@ def decode_round(
     """
     drafts, state = propose(proposer, weights, state, batch)
     K = proposer.num_tokens
-    if K == 0:
+    widths = (K,) if target.exact or K == 0 else widths or (0, K)
+    if len(widths) == 1:
         return verify_commit(target, proposer, weights, state, batch, drafts)
-    widths = (K,) if target.exact else widths or (0, K)
-    is_active_B = ~state.is_finished_R[batch.rows_B]
-    if target.exact or batch.survival_BK is None or batch.seconds_W is None:
+    if batch.survival_BK is None or batch.seconds_W is None:
         at = narrowest(jnp, drafts.counts_B, widths)
     else:
+        is_active_B = ~state.is_finished_R[batch.rows_B]
         at = best_width(jnp, batch.survival_BK, drafts.counts_B, is_active_B, batch.seconds_W, widths)
-
-    def of_width(width: int, state: DecodeState) -> tuple[DecodeState, RoundOutput]:
-        logits_BKV = drafts.logits_BKV
-        cut = Drafts(
-            token_ids_BK=drafts.token_ids_BK[:, :width],
-            counts_B=jnp.minimum(drafts.counts_B, width),
-            logits_BKV=None if logits_BKV is None or width == 0 else logits_BKV[:, :width],
-        )
-        state, output = verify_commit(target, proposer, weights, state, batch, cut)
-        packed_BX, num_missing = output.packed_BX, K - width
-        padding = jnp.full((packed_BX.shape[0], num_missing), -1, jnp.int32)
-        packed_BX = jnp.concatenate([packed_BX[:, : width + 1], padding, packed_BX[:, width + 1 :]], axis=1)
-        logprobs = jax.tree.map(lambda leaf: _pad_positions(leaf, num_missing), output.logprobs)
-        return state, RoundOutput(packed_BX=packed_BX, logprobs=logprobs)
-
-    return _one_of(at, [functools.partial(of_width, width) for width in widths], state)
+    drafts = dataclasses.replace(drafts, counts_B=jnp.minimum(drafts.counts_B, jnp.asarray(widths, jnp.int32)[at]))
+    state, logits_BJV, seen_BJX = _forward_of_width(target, proposer, weights, state, batch, drafts, widths, at)
+    return judge_commit(target, proposer, state, batch, drafts, logits_BJV, seen_BJX)
 
 
-def _pad_positions(leaf_BJ: jax.Array, num_positions: int) -> jax.Array:
-    return jnp.pad(leaf_BJ, ((0, 0), (0, num_positions), *[(0, 0)] * (leaf_BJ.ndim - 2)))
+def _forward_of_width(
+    target: Target,
+    proposer: Proposer,
+    weights: Any,
+    state: DecodeState,
+    batch: Batch,
+    drafts: Drafts,
+    widths: tuple[int, ...],
+    at: jax.Array,
+) -> tuple[DecodeState, jax.Array, jax.Array | None]:
+    """`forward` over the first widths[at] drafts of each row; what it gives of positions behind them is undefined.
 
-
-def _one_of(at: jax.Array, branches: Sequence[Callable], state: DecodeState):
-    """branches[at](state), as `lax.switch`, but with the state updated in place.
-
-    XLA copies the whole page pool at the edges of a conditional (measured on CPU: twice a round). It never copies what
-    a while loop carries, so each branch is a loop that runs once or not at all.
+    As `lax.switch`, but with the pool updated in place. XLA copies the whole page pool at the edges of a conditional
+    (measured on CPU: twice a round). It never copies what a while loop carries, so each pass is a loop that runs once
+    or not at all.
     """
-    if len(branches) == 1:
-        return branches[0](state)
-    branches = [jax.jit(branch) for branch in branches]  # traced once each, for the shapes and in the loops
-    _, output_shape = jax.eval_shape(branches[0], state)
-    output = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), output_shape)
-    for number, branch in reversed(list(enumerate(branches))):
-        _, state, output = jax.lax.while_loop(
-            lambda carry: carry[0],
-            lambda carry, branch=branch: (jnp.zeros((), jnp.bool_), *branch(carry[1])),
-            (at == number, state, output),
+
+    @functools.partial(jax.jit, static_argnums=1)  # traced once, for the shapes and in the loop
+    def of_width(pool: Pool, width: int):
+        cut = Drafts(token_ids_BK=drafts.token_ids_BK[:, :width], counts_B=jnp.minimum(drafts.counts_B, width))
+        ran, logits_BJV, seen_BJX = forward(
+            target, proposer, weights, dataclasses.replace(state, pool=pool), batch, cut
         )
-    return state, output
+        return ran.pool, logits_BJV, seen_BJX
+
+    def buffer(leaf_BJX: jax.Array) -> jax.Array:
+        return lax.empty((leaf_BJX.shape[0], drafts.token_ids_BK.shape[1] + 1, leaf_BJX.shape[2]), leaf_BJX.dtype)
+
+    _, logits_BJV, seen_BJX = jax.eval_shape(of_width, state.pool, widths[-1])
+    found = state.pool, shards.split(buffer(logits_BJV)), None if seen_BJX is None else buffer(seen_BJX)
+    for number, width in reversed(list(enumerate(widths))):
+
+        def body(carry, width=width):
+            _, (pool, logits_BJV, seen_BJX) = carry
+            pool, *new = of_width(pool, width)
+            logits_BJV, seen_BJX = jax.tree.map(
+                lambda all_BJX, new_BJX: all_BJX.at[:, : width + 1].set(new_BJX), (logits_BJV, seen_BJX), tuple(new)
+            )
+            return jnp.zeros((), jnp.bool_), (pool, logits_BJV, seen_BJX)
+
+        _, found = lax.while_loop(lambda carry: carry[0], body, (at == number, found))
+    pool, logits_BJV, seen_BJX = found
+    return dataclasses.replace(state, pool=pool), logits_BJV, seen_BJX
 
 
 def decode_rounds(
@@ -284,5 +293,5 @@ def decode_rounds(
         state, output = decode_round(target, proposer, weights, state, batch, widths=widths)
         return i + 1, state, jax.tree.map(lambda all_, one: all_.at[i].set(one), outputs, output)
 
-    _, state, outputs = jax.lax.while_loop(goes_on, body, (jnp.int32(0), state, outputs))
+    _, state, outputs = lax.while_loop(goes_on, body, (jnp.int32(0), state, outputs))
     return state, outputs

@@ -1,9 +1,11 @@
 """Device. Rejection sampling over flattened drafts: checks the shapes, and picks the body that runs on the mesh."""
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int32, UInt32
 
@@ -14,6 +16,7 @@ from jaxspec.pallas_kernels.rejection.penalties import Penalties
 from jaxspec.pallas_kernels.rejection.rules import BLOCK
 
 Implementation = Literal["auto", "reference", "pallas"]
+Edit = Callable[[jax.Array, jax.Array], jax.Array]  # (f32[X, V], which rows they are, i32[X]) -> f32[X, V]
 
 
 def _interpreted(*args: Any, **kwargs: Any) -> Any:
@@ -62,6 +65,7 @@ def reject(
     noise_key_R2: UInt32[Array, "R 2"],
     accept_rate_N: Float[Array, " N"] | None = None,
     penalties: Penalties | None = None,
+    edit: Edit | None = None,
     *,
     rules: tuple[int, ...],
     implementation: Implementation = "auto",
@@ -89,6 +93,8 @@ def reject(
             logits say (greedy rows too); what follows the drafts is then drawn as the rule says. Not with BLOCK.
         penalties: None, or what repeats cost the logits before anything else looks at them, in greedy rows too:
             repetition, then frequency, then presence (`penalties.penalised`).
+        edit: None, or what changes rows of the logits before anything else looks at them, a pytree that is called with
+            them, f32[X, V], and their numbers, i32[X].
         rules: the codes that rule_R may hold; what the others need is not even compiled.
     Returns: num_accepted_B, and token_ids_B: the token after them, in [0, V) even if all logits are NaN.
     """
@@ -101,12 +107,34 @@ def reject(
         accept_rate_N, penalties,
     )  # fmt: skip
     if pick_implementation(implementation, platform) == "reference":
-        return _reference(*arguments, rules=rules)
+        return _reference(*arguments, edit, rules=rules)
+    if edit is not None:
+        arguments = (
+            _edited(edit, logits_RV, target_rows_N, bonus_rows_B, cu_num_draft_tokens_B),
+            *arguments[1:],
+        )
     return passes.reject(*arguments, rules=rules, run=_BODIES[platform])
 
 
 # A program holds several of these over the same shapes; jitted, they are traced and lowered once.
 _reference = jax.jit(reference.reject, static_argnames="rules")
+
+
+def _edited(edit: Edit, logits_RV, target_rows_N, bonus_rows_B, cu_num_draft_tokens_B) -> jax.Array:
+    """For kernels, which read rows where they lie: all rows that judge drafts or give a bonus, edited, a place of every
+    request at a time. The other rows are undefined."""
+    num_drafts_B = jnp.diff(cu_num_draft_tokens_B, prepend=jnp.int32(0))
+    start_B, num_drafts = cu_num_draft_tokens_B - num_drafts_B, target_rows_N.shape[0]
+
+    def edit_place(place: jax.Array, edited_RV: jax.Array) -> jax.Array:
+        rows_B = bonus_rows_B
+        if num_drafts:
+            judging_B = target_rows_N[jnp.clip(start_B + place, 0, num_drafts - 1)]
+            rows_B = jnp.where(place < num_drafts_B, judging_B, bonus_rows_B)
+        return edited_RV.at[rows_B].set(edit(logits_RV[rows_B], rows_B))
+
+    nothing_RV = shards.split_like(lax.empty(logits_RV.shape, logits_RV.dtype), logits_RV)
+    return lax.fori_loop(0, jnp.max(num_drafts_B) + 1, edit_place, nothing_RV)
 
 
 def validate_static(logits_RV: jax.Array, draft_logits_NV: jax.Array | None) -> None:

@@ -134,22 +134,25 @@ def reject(
     drafts = _drafts(draft_token_ids_N, target_rows_N, draft_rows_N, cu_num_draft_tokens_B, vocab_size)
     costs = None if penalties is None else _costs(penalties, drafts)
     target = Target(logits_RV, None, temperature_R, None, costs)
-    if shards.is_split(logits_RV):
-        paid_RV = logits_RV
-        if penalties is not None:
-            paid_RV = penalised(logits_RV, penalties, draft_token_ids_N, cu_num_draft_tokens_B)
-        cutoff_R = row_cutoffs(paid_RV, temperature_R, top_k_R, top_p_R, min_p_R)
-    else:
-        cutoff_R = run(CUTOFF, top_k_R, top_p_R, min_p_R, target=target)
-    target = target._replace(cutoff_X=cutoff_R)
 
     # Padding judges nothing: its row is out of range, and dropped.
     judges_N = jnp.where(drafts.is_draft_N, drafts.rows_N, num_rows)
     is_judge_R = jnp.zeros((num_rows,), bool).at[judges_N].set(True, mode="drop")
+    is_read_R = is_judge_R.at[bonus_rows_B].set(True)
+    filters_R = jnp.where(is_read_R, top_k_R, 0), jnp.where(is_read_R, top_p_R, 1), jnp.where(is_read_R, min_p_R, 0)
+    if shards.is_split(logits_RV):
+        paid_RV = logits_RV
+        if penalties is not None:
+            paid_RV = penalised(logits_RV, penalties, draft_token_ids_N, cu_num_draft_tokens_B)
+        cutoff_R = row_cutoffs(paid_RV, temperature_R, *filters_R)
+    else:
+        cutoff_R = run(CUTOFF, *filters_R, target=target)
+    target = target._replace(cutoff_X=cutoff_R)
+
     is_drawn_R = (rule_R == STANDARD) | (rule_R == BLOCK)
     # With rates the probabilities judge nothing, and a residual without the draft does not need them either.
     is_weighed_R = is_judge_R & is_drawn_R & (accept_rate_N is None or draft_logits_NV is not None)
-    is_picked_R = is_judge_R.at[bonus_rows_B].set(True) & ~is_drawn_R
+    is_picked_R = is_read_R & ~is_drawn_R
     needs_R = jnp.where(is_weighed_R, sweeps.NEEDS_NORM, 0) | jnp.where(is_picked_R, sweeps.NEEDS_BEST, 0)
     needs_R = needs_R | jnp.where(is_picked_R & (rule_R == COUPLED), sweeps.NEEDS_NOISE, 0)
     key_R2 = lax.bitcast_convert_type(noise_key_R2, _I32)

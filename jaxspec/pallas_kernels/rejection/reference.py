@@ -4,6 +4,7 @@ Drafts are judged front to back, a few rows of logits at a time, and what follow
 a round costs what it commits, not B * (K + 1) rows.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -62,6 +63,7 @@ def reject(
     noise_key_R2: jax.Array,
     accept_rate_N: jax.Array | None,
     penalties: Penalties | None,
+    edit: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
     *,
     rules: tuple[int, ...],
 ) -> tuple[jax.Array, jax.Array]:
@@ -73,18 +75,16 @@ def reject(
     rows_N = jnp.clip(target_rows_N, 0, num_rows - 1)
     in_vocab_N = (draft_token_ids_N >= 0) & (draft_token_ids_N < vocab_size)
     num_drafts_B = jnp.diff(cu_num_draft_tokens_B, prepend=jnp.int32(0))
-    start_B = cu_num_draft_tokens_B - num_drafts_B
+    start_B, has_drafts = cu_num_draft_tokens_B - num_drafts_B, cu_num_draft_tokens_B[-1] > 0
     uniform_N, rule_N, rule_B = accept_uniform_R[rows_N], rule_R[rows_N], rule_R[bonus_rows_B]
     nothing_N = jnp.zeros((num_drafts,), jnp.float32)
 
-    def paid(rows_X: jax.Array | None) -> jax.Array:
-        """Rows of logits, all of them if none are named, after penalties."""
-        x_XV = logits_RV if rows_X is None else logits_RV[rows_X]
+    def paid(rows_X: jax.Array) -> jax.Array:
+        """Rows of logits after edits and penalties."""
+        x_XV = logits_RV[rows_X] if edit is None else edit(logits_RV[rows_X], rows_X)
         if penalties is None:
             return x_XV
-        of_rows = penalties
-        if rows_X is not None:
-            of_rows = penalties._replace(request_R=penalties.request_R[rows_X], offset_R=penalties.offset_R[rows_X])
+        of_rows = penalties._replace(request_R=penalties.request_R[rows_X], offset_R=penalties.offset_R[rows_X])
         return penalised(x_XV, of_rows, draft_token_ids_N, cu_num_draft_tokens_B)
 
     def scaled(rows_X: jax.Array) -> jax.Array:
@@ -143,9 +143,13 @@ def reject(
             seen = _Seen(pick_X, cutoff_X, log_norm_X, drafted_X - log_norm_X)
             if draft_logits_NV is None:
                 return seen
-            y_XV = _draft_logits(draft_logits_NV[draft_rows_N[n_X]])
-            draft_log_norm_X = _log_norms(y_XV)
-            draft_logprob_X = shards.entries(y_XV, ids_X1)[:, 0] - draft_log_norm_X
+
+            def weigh() -> tuple[jax.Array, jax.Array]:
+                y_XV = _draft_logits(draft_logits_NV[draft_rows_N[n_X]])
+                draft_log_norm_X = _log_norms(y_XV)
+                return draft_log_norm_X, shards.entries(y_XV, ids_X1)[:, 0] - draft_log_norm_X
+
+            draft_log_norm_X, draft_logprob_X = lax.cond(has_drafts, weigh, lambda: (zeros_X, zeros_X))
             return seen._replace(draft_log_norm_R=draft_log_norm_X, draft_logprob_R=draft_logprob_X)
 
         def greedy() -> _Seen:
@@ -189,10 +193,10 @@ def reject(
         return walk(look, stands, unseen, logits_RV.shape[1], rows_N, bonus_rows_B, start_B, num_drafts_B)
 
     def at_once() -> _Seen:
-        return unseen._replace(pick_R=row_argmax(paid(None)))
+        return unseen._replace(pick_R=row_argmax(logits_RV))
 
     # An arg-max of a few rows costs less than a turn does.
-    is_small = num_rows <= _FEW_ROWS
+    is_small = num_rows <= _FEW_ROWS and edit is None and penalties is None
     seen = lax.cond(jnp.any(rule_R != GREEDY), walked, at_once) if is_small else walked()
 
     seen_N = jax.tree.map(lambda of_R: of_R[rows_N], seen)
@@ -219,7 +223,8 @@ def reject(
     n = jnp.arange(num_drafts, dtype=jnp.int32)
     num_accepted_B = _accepted_prefixes(stands(seen_N, n), cu_num_draft_tokens_B)
     if BLOCK in rules and num_drafts > 0:
-        log_joint_N, threshold_N = lax.cond(jnp.any(rule_R == BLOCK), block, lambda: (nothing_N, nothing_N))
+        is_on = has_drafts & jnp.any(rule_R == BLOCK)
+        log_joint_N, threshold_N = lax.cond(is_on, block, lambda: (nothing_N, nothing_N))
         longest_B = _longest_accepted(in_vocab_N & (uniform_N <= threshold_N), cu_num_draft_tokens_B)
         num_accepted_B = jnp.where(rule_B == BLOCK, longest_B, num_accepted_B)
 
@@ -243,15 +248,19 @@ def reject(
         if draft_logits_NV is None:
             is_drafted = ids == draft_token_ids_N[cut_N[b]][:, None]
             return jnp.where(is_drafted & ~is_whole_B[b][:, None], -jnp.inf, x)
-        y = draft_logits_NV[draft_rows_N[cut_N[b]]]
-        y = y if x.shape == y.shape else entries_at(y, ids)
-        logprob_target = x + log_scale_B[b][:, None]
-        logprob_draft = _draft_logits(y) - seen.draft_log_norm_R[cut_rows_B[b]][:, None]
-        excess = jnp.exp(logprob_target) - jnp.exp(logprob_draft)
-        # Should rounding leave no excess at all, the target itself; below the smallest real excess till then.
-        residual = jnp.where(excess > 0, jnp.log(excess), logprob_target - jnp.float32(1e4))
-        residual = jnp.where(jnp.isnan(residual), -jnp.inf, residual)
-        return jnp.where(is_whole_B[b][:, None], x, residual)
+
+        def residual() -> jax.Array:
+            y = draft_logits_NV[draft_rows_N[cut_N[b]]]
+            y = y if x.shape == y.shape else entries_at(y, ids)
+            logprob_target = x + log_scale_B[b][:, None]
+            logprob_draft = _draft_logits(y) - seen.draft_log_norm_R[cut_rows_B[b]][:, None]
+            excess = jnp.exp(logprob_target) - jnp.exp(logprob_draft)
+            # Should rounding leave no excess at all, the target itself; below the smallest real excess till then.
+            left = jnp.where(excess > 0, jnp.log(excess), logprob_target - jnp.float32(1e4))
+            left = jnp.where(jnp.isnan(left), -jnp.inf, left)
+            return jnp.where(is_whole_B[b][:, None], x, left)
+
+        return lax.cond(jnp.all(is_whole_B[b]), lambda: x, residual)
 
     log_scale_B = jnp.zeros((num_requests,), jnp.float32)
     if can_draw and draft_logits_NV is not None and cut_N is not None:
