@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.quick import heavy_but_first
+
 TESTS = Path(__file__).resolve().parent
 VECTORS = TESTS / "data" / "vectors" / "vectors.json"
 
@@ -79,31 +81,31 @@ OTHER_KINDS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("area", "given", "expected"), OTHER_KINDS)
+@pytest.mark.parametrize(("area", "given", "expected"), heavy_but_first(OTHER_KINDS, key=lambda case: case[0]))
 def test_kinds_of_cases_that_the_shipped_file_lacks(conformance, area, given, expected):
     assert conformance.run_case({"area": area, "name": "", "input": given, "expected": expected}) == ("passed", "")
 
 
-@pytest.mark.parametrize(
-    ("area", "given", "expected"),
-    [
-        ("unheard_of", {}, []),
-        ("ngram", NGRAM | {"tokens": [1, 2, 3, 1, 2]}, [3]),
-        ("rejection_greedy", {"draft": [[1, 2]], "target_argmax": [[1, 5]], "bonus": [3]}, [[1, 2, 3]]),
-        ("rejection_random", COIN, [0, 1]),
-        ("rejection_random", COIN, {"accept_prob": 0.6}),
-        ("rejection_random", COIN, {"unheard_of": 1}),
-        ("synthetic", {"unconditional": [0.8, 0.4]}, {"conditional": [0.8, 0.4]}),
-        ("synthetic", {"rates": [0.9, 0.5, 0.2]}, {"empirical_rates": [0.9, 0.5, 0.4], "tolerance": 0.03}),
-        ("block_verification", {"target_probs": [[0.8, 0.2]], "draft": [1], "draft_probs": None}, {"joint_ratio": [1]}),
-        ("block_verification", {"target_probs": [[0.8, 0.2]], "draft": [1], "draft_probs": None}, {"unheard_of": 1}),
-        ("dynamic_schedule", {"schedule": [[1, 2, 3]], "max_batch": 2}, {"length": 2}),
-        ("dynamic_schedule", {"schedule": [[1, 2, 3]], "max_batch": 2}, {"error": "ValueError", "match": "start at 1"}),
-        ("metadata", {"num_draft_tokens": [1], "cu_num_scheduled_tokens": [2]}, {"logits_indices": [0]}),
-        ("metadata", {"num_draft_tokens": [1], "cu_num_scheduled_tokens": [2]}, {"unheard_of": [0]}),
-        ("output", {"prev": 0, "new": [5], "eos": 2, "maxt": 9}, {"kept": [5], "finish": "stop"}),
-    ],
-)  # fmt: skip
+WRONG = [
+    ("unheard_of", {}, []),
+    ("ngram", NGRAM | {"tokens": [1, 2, 3, 1, 2]}, [3]),
+    ("rejection_greedy", {"draft": [[1, 2]], "target_argmax": [[1, 5]], "bonus": [3]}, [[1, 2, 3]]),
+    ("rejection_random", COIN, [0, 1]),
+    ("rejection_random", COIN, {"accept_prob": 0.6}),
+    ("rejection_random", COIN, {"unheard_of": 1}),
+    ("synthetic", {"unconditional": [0.8, 0.4]}, {"conditional": [0.8, 0.4]}),
+    ("synthetic", {"rates": [0.9, 0.5, 0.2]}, {"empirical_rates": [0.9, 0.5, 0.4], "tolerance": 0.03}),
+    ("block_verification", {"target_probs": [[0.8, 0.2]], "draft": [1], "draft_probs": None}, {"joint_ratio": [1]}),
+    ("block_verification", {"target_probs": [[0.8, 0.2]], "draft": [1], "draft_probs": None}, {"unheard_of": 1}),
+    ("dynamic_schedule", {"schedule": [[1, 2, 3]], "max_batch": 2}, {"length": 2}),
+    ("dynamic_schedule", {"schedule": [[1, 2, 3]], "max_batch": 2}, {"error": "ValueError", "match": "start at 1"}),
+    ("metadata", {"num_draft_tokens": [1], "cu_num_scheduled_tokens": [2]}, {"logits_indices": [0]}),
+    ("metadata", {"num_draft_tokens": [1], "cu_num_scheduled_tokens": [2]}, {"unheard_of": [0]}),
+    ("output", {"prev": 0, "new": [5], "eos": 2, "maxt": 9}, {"kept": [5], "finish": "stop"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("area", "given", "expected"), heavy_but_first(WRONG, key=lambda case: case[0]))
 def test_a_wrong_answer_is_a_failure(conformance, area, given, expected):
     outcome, why = conformance.run_case({"area": area, "name": "", "input": given, "expected": expected})
     assert outcome == "failed"

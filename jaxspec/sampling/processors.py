@@ -32,8 +32,9 @@ class LogitsProcessor(NamedTuple):
         same structure, shapes and dtypes for every request. `params.extra_args` is the caller's own. It raises
         RequestError for arguments it does not accept.
     apply(logits_BJV, columns, context) -> logits_BJV, on the device: pure; columns have a leading B; f32 in and out. It
-        is given every row and must leave alone those that did not ask. -inf removes a token. Position j of a row
-        follows its first j drafts (`TokenContext`): what apply does there may depend on them and on nothing later.
+        is given rows that did not ask too, some twice, and must leave them alone. -inf removes a token. Position j of a
+        row follows its first j drafts (`TokenContext`): what apply does there may depend on them and on nothing later.
+        Rounds look at positions one by one, each a row of its own (J = 1) with the drafts before it in its history.
     """
 
     columns: Callable[[SamplingParams], Any]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxspec.pallas_kernels.rejection.penalties import SEEN_IN_PROMPT
+from tests.quick import heavy_but
 from tests.rejection.batches import MIXED, B, K, V, drafts_of, expected, random_batch, table_of, verified
 
 NAN = float("nan")
@@ -15,7 +16,8 @@ RULES = ["standard", "block", "coupled"]
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("with_logits", [False, True])
 @pytest.mark.parametrize(
-    ("vocab_size", "num_drafts"), [(8, 3), *(pytest.param(V, n, marks=pytest.mark.heavy) for n in (0, K))]
+    ("vocab_size", "num_drafts"),
+    [(V, K), *(pytest.param(*sizes, marks=pytest.mark.heavy) for sizes in ((8, 3), (V, 0)))],
 )
 def test_verdicts_equal_the_plain_reference(rule, with_logits, vocab_size, num_drafts):
     for seed in range(6):
@@ -66,8 +68,11 @@ def test_counts_without_a_penalty_change_nothing():
     np.testing.assert_array_equal(counted.token_ids_BJ, verified(*inputs).token_ids_BJ)
 
 
+RATES = [(0.8, 0.5, 0.5, 0.1), (1.0, 1.0, 0.4, 0.0), (0.0,) * 4, (1.0,) * 4]
+
+
 @pytest.mark.parametrize("with_logits", [False, True])
-@pytest.mark.parametrize("rates", [(0.8, 0.5, 0.5, 0.1), (1.0, 1.0, 0.4, 0.0), (0.0,) * 4, (1.0,) * 4])
+@pytest.mark.parametrize("rates", heavy_but(RATES, lambda rates: rates == RATES[0]))
 def test_synthetic_verdicts_equal_the_plain_reference(with_logits, rates):
     for seed in range(3):
         logits, rows, draft_logits, drafts, anchors = random_batch(seed, with_logits)
@@ -174,7 +179,7 @@ def test_an_empty_residual_gives_a_token_of_the_target():
     assert set(verdict.token_ids_BJ[:, 0].tolist()) == {4, 7}
 
 
-@pytest.mark.parametrize("rule", ["standard", "block"])
+@pytest.mark.parametrize("rule", heavy_but(["standard", "block"], lambda rule: rule == "standard"))
 @pytest.mark.parametrize("filters", [{"top_p": 0.5}, {"top_k": 1}], ids=str)
 def test_a_filter_that_leaves_the_draft_alone_accepts_it(rule, filters):
     """The draft's probability is 1, however its logit is divided by the temperature (a compiler has two ways)."""
@@ -213,7 +218,7 @@ def markov_chain(rule, num_drafts, guess, length=24, params=MIXED):
     return [chain[:length] for chain in chains]
 
 
-@pytest.mark.parametrize("num_drafts", [1, K])
+@pytest.mark.parametrize("num_drafts", heavy_but([1, K], lambda num_drafts: num_drafts == K))
 def test_coupled_text_is_that_of_plain_decoding(num_drafts):
     """The same ids for every drafter and K: one that is always right, often right, always wrong, or silent."""
     plainly = markov_chain("coupled", 0, lambda b, chain: [])
