@@ -27,6 +27,7 @@ def verify(
     anchor_B: Int32[Array, " B"],
     counts_BV: Int32[Array, "B V"] | None = None,
     edit: api.Edit | None = None,
+    is_plain: jax.Array | None = None,
     *,
     rule: Rule,
     synthetic_rates: tuple[float, ...] = (),
@@ -49,6 +50,7 @@ def verify(
         counts_BV: i32, how often each id occurs in a row's output so far, + SEEN_IN_PROMPT for ids of its prompt: what
             penalties look at, besides the drafts before each position. None: no row of the table has a penalty.
         edit: what the logits go through first (see `api.reject`); row b * J + j is position j of row b. None: nothing.
+        is_plain: whether neither edit nor penalty changes anything; None: nobody knows.
         rule: how sampled rows are judged.
         synthetic_rates: with the rule `synthetic`: how often the first j + 1 drafts are all kept, at least K of them.
         implementation, platform: see `pallas_kernels.rejection.api`; platform is the mesh's.
@@ -90,6 +92,7 @@ def verify(
         accept_rate_N,
         penalties,
         edit,
+        is_plain,
         rules=(GREEDY, _RULES[rule]),
         implementation=implementation,
         platform=platform,

@@ -40,10 +40,15 @@ def edit(
         nonlocal logits_BJV
         logits_BJV = lax.cond(condition, function, lambda logits: logits, logits_BJV)
 
+    def remove(logits_BJV: jax.Array) -> jax.Array:
+        words_BZ, is_ended_BJZ = _ended_bad_words(table.bad_words_BZY, context, J)
+        is_stop_BJW = jnp.broadcast_to(too_short_BJ[:, :, None], (*too_short_BJ.shape, stop_ids_BW.shape[1]))
+        ids_BX = jnp.concatenate([words_BZ, stop_ids_BW], axis=1)
+        return _remove(logits_BJV, ids_BX, jnp.concatenate([is_ended_BJZ, is_stop_BJW], axis=2))
+
     when(jnp.any(table.has_bias_B), lambda logits: _add_bias(logits, table))
     when(jnp.any(table.has_allowed_B), lambda logits: _keep(logits, table.allowed_BU[:, None, :]))
-    when(jnp.any(table.has_bad_words_B), lambda logits: _remove_bad_words(logits, table.bad_words_BZY, context))
-    when(jnp.any(too_short_BJ), lambda logits: _remove(logits, stop_ids_BW[:, None, :], too_short_BJ[:, :, None]))
+    when(jnp.any(table.has_bad_words_B) | jnp.any(too_short_BJ), remove)
     if mask_BJU is not None:
         logits_BJV = _keep(logits_BJV, mask_BJU)
     for processor, columns in zip(processors, table.processors, strict=True):
@@ -69,12 +74,8 @@ class RowEdits:
         b_X, j_X = rows_X // self.num_positions, rows_X % self.num_positions
         of_rows = jax.tree.map(lambda leaf: leaf[b_X], (self.table, self.context, self.stop_ids_BW, self.min_len_B))
         table, context, stop_ids_XW, min_len_X = of_rows
-        k_1K = jnp.arange(context.draft_ids_BK.shape[1], dtype=jnp.int32)[None]
-        C = context.history_BC.shape[1]
-        column_XK = jnp.where(k_1K < j_X[:, None], context.len_B[:, None] + k_1K, C)  # past the end: dropped
-        x_X1 = jnp.arange(rows_X.shape[0], dtype=jnp.int32)[:, None]
         context = TokenContext(
-            history_BC=context.history_BC.at[x_X1, column_XK].set(context.draft_ids_BK, mode="drop"),
+            history_BC=_with_drafts(context, j_X),
             prompt_len_B=context.prompt_len_B,
             len_B=context.len_B + j_X,
             draft_ids_BK=context.draft_ids_BK[:, :0],
@@ -89,6 +90,16 @@ class RowEdits:
             processors=self.processors,
         )
         return edited_X1V[:, 0]
+
+
+def _with_drafts(context: TokenContext, num_drafts_B: jax.Array) -> jax.Array:
+    """history_BC with so many of the row's drafts behind its text."""
+    C, K = context.history_BC.shape[1], context.draft_ids_BK.shape[1]
+    if K == 0:
+        return context.history_BC
+    k_BC = jnp.arange(C, dtype=jnp.int32)[None] - context.len_B[:, None]
+    draft_BC = jnp.take_along_axis(context.draft_ids_BK, jnp.clip(k_BC, 0, K - 1), axis=1)
+    return jnp.where((k_BC >= 0) & (k_BC < num_drafts_B[:, None]), draft_BC, context.history_BC)
 
 
 def _add_bias(logits_BJV: jax.Array, table: EditTable) -> jax.Array:
@@ -109,18 +120,19 @@ def _keep(logits_BJV: jax.Array, mask: UInt32[Array, "B J_or_1 U"]) -> jax.Array
     return jnp.where(bits.reshape(*mask.shape[:2], -1)[..., :V] != 0, logits_BJV, -jnp.inf)
 
 
-def _remove(logits_BJV: jax.Array, ids: Int32[Array, "B J_or_1 X"], is_removed: Bool[Array, "B J X_or_1"]) -> jax.Array:
+def _remove(logits_BJV: jax.Array, ids_BX: Int32[Array, "B X"], is_removed_BJX: Bool[Array, "B J X"]) -> jax.Array:
     """-inf at the ids given; -1 is none."""
     B, J, _ = logits_BJV.shape
-    ids_BJX = shards.own_ids(jnp.where(is_removed & (ids >= 0), ids, shards.whole_size(logits_BJV)), logits_BJV)
+    ids_BJX = jnp.where(is_removed_BJX & (ids_BX >= 0)[:, None], ids_BX[:, None], shards.whole_size(logits_BJV))
     at_B, at_J = jnp.arange(B)[:, None, None], jnp.arange(J)[None, :, None]
-    return logits_BJV.at[at_B, at_J, ids_BJX].set(-jnp.inf, mode="drop")
+    return logits_BJV.at[at_B, at_J, shards.own_ids(ids_BJX, logits_BJV)].set(-jnp.inf, mode="drop")
 
 
-def _remove_bad_words(logits_BJV: jax.Array, bad_words_BZY: jax.Array, context: TokenContext) -> jax.Array:
-    """Each sequence's last token, where the answer so far, drafts included, ends in those before it."""
+def _ended_bad_words(bad_words_BZY: jax.Array, context: TokenContext, J: int) -> tuple[jax.Array, jax.Array]:
+    """Each sequence's last token [B, Z], and where the answer so far, drafts included, ends in those before it
+    [B, J, Z]."""
     prefix_BZX, last_BZ = bad_words_BZY[:, :, :-1], bad_words_BZY[:, :, -1]
-    X, J = prefix_BZX.shape[2], logits_BJV.shape[1]
+    X = prefix_BZX.shape[2]
     # The X tokens before the first position, then the drafts: position j follows text[j : j + X].
     at_BX = context.len_B[:, None] - X + jnp.arange(X, dtype=jnp.int32)[None]
     before_BX = jnp.take_along_axis(context.history_BC, jnp.maximum(at_BX, 0), axis=1)
@@ -128,5 +140,4 @@ def _remove_bad_words(logits_BJV: jax.Array, bad_words_BZY: jax.Array, context: 
     text = jnp.concatenate([jnp.where(is_output_BX, before_BX, -1), context.draft_ids_BK], axis=1)
     window_JX = jnp.arange(J, dtype=jnp.int32)[:, None] + jnp.arange(X, dtype=jnp.int32)[None]
     is_same_BJZX = text[:, window_JX][:, :, None, :] == prefix_BZX[:, None]
-    is_ended_BJZ = jnp.all(is_same_BJZX | (prefix_BZX < 0)[:, None], axis=-1)
-    return _remove(logits_BJV, last_BZ[:, None, :], is_ended_BJZ)
+    return last_BZ, jnp.all(is_same_BJZX | (prefix_BZX < 0)[:, None], axis=-1)

@@ -1,5 +1,6 @@
 """Device. Rejection sampling over flattened drafts: checks the shapes, and picks the body that runs on the mesh."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -66,6 +67,7 @@ def reject(
     accept_rate_N: Float[Array, " N"] | None = None,
     penalties: Penalties | None = None,
     edit: Edit | None = None,
+    is_plain: jax.Array | None = None,
     *,
     rules: tuple[int, ...],
     implementation: Implementation = "auto",
@@ -95,6 +97,7 @@ def reject(
             repetition, then frequency, then presence (`penalties.penalised`).
         edit: None, or what changes rows of the logits before anything else looks at them, a pytree that is called with
             them, f32[X, V], and their numbers, i32[X].
+        is_plain: bool[], whether edit and penalties would change nothing: they then cost nothing. None: nobody knows.
         rules: the codes that rule_R may hold; what the others need is not even compiled.
     Returns: num_accepted_B, and token_ids_B: the token after them, in [0, V) even if all logits are NaN.
     """
@@ -107,13 +110,16 @@ def reject(
         accept_rate_N, penalties,
     )  # fmt: skip
     if pick_implementation(implementation, platform) == "reference":
-        return _reference(*arguments, edit, rules=rules)
-    if edit is not None:
-        arguments = (
-            _edited(edit, logits_RV, target_rows_N, bonus_rows_B, cu_num_draft_tokens_B),
-            *arguments[1:],
-        )
-    return passes.reject(*arguments, rules=rules, run=_BODIES[platform])
+        return _reference(*arguments, edit, is_plain, rules=rules)
+    kernels = functools.partial(passes.reject, rules=rules, run=_BODIES[platform])
+
+    def changed() -> tuple[jax.Array, jax.Array]:
+        if edit is None:
+            return kernels(*arguments)
+        edited_RV = _edited(edit, logits_RV, target_rows_N, bonus_rows_B, cu_num_draft_tokens_B)
+        return kernels(edited_RV, *arguments[1:])
+
+    return changed() if is_plain is None else lax.cond(is_plain, lambda: kernels(*arguments[:-1]), changed)
 
 
 # A program holds several of these over the same shapes; jitted, they are traced and lowered once.

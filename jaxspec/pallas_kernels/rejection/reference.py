@@ -64,6 +64,7 @@ def reject(
     accept_rate_N: jax.Array | None,
     penalties: Penalties | None,
     edit: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
+    is_plain: jax.Array | None = None,
     *,
     rules: tuple[int, ...],
 ) -> tuple[jax.Array, jax.Array]:
@@ -81,11 +82,15 @@ def reject(
 
     def paid(rows_X: jax.Array) -> jax.Array:
         """Rows of logits after edits and penalties."""
-        x_XV = logits_RV[rows_X] if edit is None else edit(logits_RV[rows_X], rows_X)
-        if penalties is None:
-            return x_XV
-        of_rows = penalties._replace(request_R=penalties.request_R[rows_X], offset_R=penalties.offset_R[rows_X])
-        return penalised(x_XV, of_rows, draft_token_ids_N, cu_num_draft_tokens_B)
+
+        def changed() -> jax.Array:
+            x_XV = logits_RV[rows_X] if edit is None else edit(logits_RV[rows_X], rows_X)
+            if penalties is None:
+                return x_XV
+            of_rows = penalties._replace(request_R=penalties.request_R[rows_X], offset_R=penalties.offset_R[rows_X])
+            return penalised(x_XV, of_rows, draft_token_ids_N, cu_num_draft_tokens_B)
+
+        return changed() if is_plain is None else lax.cond(is_plain, lambda: logits_RV[rows_X], changed)
 
     def scaled(rows_X: jax.Array) -> jax.Array:
         return scaled_logits(paid(rows_X), temperature_R[rows_X])
@@ -100,11 +105,11 @@ def reject(
         )
         is_coupled_X = rule_X == COUPLED
         is_drawn_X = (rule_X == STANDARD) | (rule_X == BLOCK)
-        key_X2 = noise_key_R2[rows_X]
+        key_X2, paid_XV = noise_key_R2[rows_X], paid(rows_X)
         off_X, zeros_X = jnp.full(rows_X.shape, -jnp.inf, jnp.float32), jnp.zeros(rows_X.shape, jnp.float32)
 
         def sampled() -> _Seen:
-            x_XV = scaled(rows_X)
+            x_XV = scaled_logits(paid_XV, temperature_R[rows_X])
 
             def among() -> tuple[jax.Array, ...]:
                 """Cutoffs, and by the largest entries picks and log-norms, and which of those are right."""
@@ -153,7 +158,7 @@ def reject(
             return seen._replace(draft_log_norm_R=draft_log_norm_X, draft_logprob_R=draft_logprob_X)
 
         def greedy() -> _Seen:
-            return unseen_of(rows_X)._replace(pick_R=row_argmax(paid(rows_X)))
+            return unseen_of(rows_X)._replace(pick_R=row_argmax(paid_XV))
 
         return lax.cond(jnp.any(rule_X != GREEDY), sampled, greedy) if rules != (GREEDY,) else greedy()
 
@@ -196,8 +201,11 @@ def reject(
         return unseen._replace(pick_R=row_argmax(logits_RV))
 
     # An arg-max of a few rows costs less than a turn does.
-    is_small = num_rows <= _FEW_ROWS and edit is None and penalties is None
-    seen = lax.cond(jnp.any(rule_R != GREEDY), walked, at_once) if is_small else walked()
+    if num_rows > _FEW_ROWS or (is_plain is None and not (edit is None and penalties is None)):
+        seen = walked()
+    else:
+        is_greedy = jnp.all(rule_R == GREEDY) & (True if is_plain is None else is_plain)
+        seen = lax.cond(is_greedy, at_once, walked)
 
     seen_N = jax.tree.map(lambda of_R: of_R[rows_N], seen)
 
