@@ -25,7 +25,7 @@ from tests.contracts.members import (
     make_weights,
     pages_of,
 )
-from tests.quick import heavy_but
+from tests.quick import heavy_but, heavy_but_first
 
 PAGES_PER_ROW = MAX_LEN // PAGE_SIZE
 
@@ -138,8 +138,10 @@ def test_all_ways_to_run_a_round_agree(name):
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
-@pytest.mark.parametrize("rule", ["coupled", "standard"])
-@pytest.mark.parametrize("count", [0, 2])
+HOST_DRAFTS = [("coupled", 0), ("coupled", 2), ("standard", 0), ("standard", 2)]
+
+
+@pytest.mark.parametrize(("rule", "count"), heavy_but_first(HOST_DRAFTS, key=lambda case: case[1]))
 def test_verification_of_drafts_from_the_host(rule, count):
     state = make_state(make_proposer("none"))
     batch = pack.pack_batch([1, 0], [pages_of(1), pages_of(0)], 3, ROWS, PAGES_PER_ROW)
