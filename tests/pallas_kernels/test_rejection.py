@@ -103,6 +103,20 @@ def test_random_batches(body, seed, has_draft_logits, broken, scale):
     assert_equal(judged(arguments, ALL, body), judged(arguments, ALL, "reference"))
 
 
+@pytest.mark.parametrize("form", ["reference", "pallas"])
+def test_rows_are_edited_before_anything_looks_at_them(form):
+    """Each row by its own number; nothing where the batch is plain."""
+    spec, rules = SPECS["ragged"], (GREEDY, STANDARD)
+    arguments = random_arguments(spec, rules, np.random.default_rng(2))
+    bias_RV = jnp.asarray(np.random.default_rng(3).normal(size=arguments["logits_RV"].shape) * 5, jnp.float32)
+    edit = jax.tree_util.Partial(lambda bias_RV, logits_XV, rows_X: logits_XV + bias_RV[rows_X], bias_RV)
+    run = jax.jit(functools.partial(reject, rules=rules, implementation=form))
+    edited = arguments | {"logits_RV": arguments["logits_RV"] + bias_RV}
+    for is_plain, expected in ((False, edited), (True, arguments)):
+        found = run(**arguments, edit=edit, is_plain=jnp.asarray(is_plain))
+        assert_equal(found, judged(expected, rules, "reference"))
+
+
 @pytest.mark.parametrize("body", ["reference", "tpu", "gpu"])
 @pytest.mark.parametrize("name", heavy_but(["ragged", "ragged_with_q"], lambda name: name == "ragged"))
 def test_broken_logits_give_ids_in_the_vocabulary(name, body):

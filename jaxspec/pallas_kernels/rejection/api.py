@@ -122,7 +122,7 @@ def reject(
     return changed() if is_plain is None else lax.cond(is_plain, lambda: kernels(*arguments[:-1]), changed)
 
 
-# A program holds several of these over the same shapes; jitted, they are traced and lowered once.
+# Jitted for those who call it outside of a program.
 _reference = jax.jit(reference.reject, static_argnames="rules")
 
 

@@ -148,9 +148,10 @@ def reject(
             seen = _Seen(pick_X, cutoff_X, log_norm_X, drafted_X - log_norm_X)
             if draft_logits_NV is None:
                 return seen
+            all_NV = draft_logits_NV
 
             def weigh() -> tuple[jax.Array, jax.Array]:
-                y_XV = _draft_logits(draft_logits_NV[draft_rows_N[n_X]])
+                y_XV = _draft_logits(all_NV[draft_rows_N[n_X]])
                 draft_log_norm_X = _log_norms(y_XV)
                 return draft_log_norm_X, shards.entries(y_XV, ids_X1)[:, 0] - draft_log_norm_X
 
@@ -256,9 +257,10 @@ def reject(
         if draft_logits_NV is None:
             is_drafted = ids == draft_token_ids_N[cut_N[b]][:, None]
             return jnp.where(is_drafted & ~is_whole_B[b][:, None], -jnp.inf, x)
+        all_NV, rows = draft_logits_NV, draft_rows_N[cut_N[b]]
 
         def residual() -> jax.Array:
-            y = draft_logits_NV[draft_rows_N[cut_N[b]]]
+            y = all_NV[rows]
             y = y if x.shape == y.shape else entries_at(y, ids)
             logprob_target = x + log_scale_B[b][:, None]
             logprob_draft = _draft_logits(y) - seen.draft_log_norm_R[cut_rows_B[b]][:, None]
