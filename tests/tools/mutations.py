@@ -6,7 +6,7 @@ Each drafter is one that knows its target (`tests/oracle/knowing.py`), so that w
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,25 +14,20 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxspec.config.engine import EngineConfig
-from jaxspec.engine import build
+from jaxspec.engine.build import EngineParts
+from tests.lossless.engines import DEFAULTS, make_parts
 from tests.oracle import knowing
 from tests.oracle.folders import write_folder
 from tests.oracle.knowing import FINAL, MASK, NEXT, ONE, SIZE
 
 K = 2
-SMALL = {
-    "dtype": "float32", "max_model_len": 64, "max_num_seqs": 2, "max_num_batched_tokens": 16, "block_size": 8,
-    "compilation_cache_dir": None, "gpu_memory_utilization": 0.2, "enable_structured_outputs": False,
-}  # fmt: skip
+SMALL = {"max_num_seqs": 2, "block_size": 8}
 
 
-def load_pair(model, speculative_config) -> tuple[EngineConfig, Any]:
+def load_pair(model, speculative_config) -> tuple[EngineConfig, EngineParts]:
     """(config, parts) as an engine is built, but that nothing is compiled."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "Programs", lambda *args, **more: SimpleNamespace(plan=[], compile_seconds=0.0))
-        patch.setattr(build, "_log_plan", lambda *args: None)
-        config = EngineConfig(model=str(model), speculative_config=speculative_config, **SMALL)
-        return config, build.build(config)
+    config = EngineConfig(model=str(model), speculative_config=speculative_config, **(DEFAULTS | SMALL))
+    return config, make_parts(model, speculative_config, **SMALL)
 
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
