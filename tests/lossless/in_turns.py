@@ -63,9 +63,7 @@ def in_turns(proposers: Sequence[Proposer], weights: Sequence[Any], hidden_size:
         found = [proposer.propose(own, state, view) for proposer, own, state in each(turns, weights["target"])]
         turn = turns.num_rounds % len(proposers)
         counts_B = jnp.stack([drafts.counts_B for drafts, _ in found])[turn]
-        drafts = Drafts(
-            token_ids_BK=jnp.stack([drafts.token_ids_BK for drafts, _ in found])[turn], counts_B=counts_B
-        )
+        drafts = Drafts(token_ids_BK=jnp.stack([drafts.token_ids_BK for drafts, _ in found])[turn], counts_B=counts_B)
         turns = turns.replace(
             states=[state for _, state in found],
             num_rounds=turns.num_rounds + 1,

@@ -1,6 +1,6 @@
 """Device. Every method on every family, through the engine: what is said is what plain decoding says, greedy and
-sampled, whoever guesses. Drafters have the published layouts, shaped for the target, and random weights, so that what
-they say is rarely kept; one that knows the answer sees to it that some is. `self` is in test_families.py."""
+sampled, whoever guesses. Drafters have the published layouts, shaped for the target, and random weights, so that what they
+say is rarely kept; one that knows the answer sees to it that some is. `self` is in test_families.py."""
 
 import pytest
 
@@ -8,14 +8,13 @@ from jaxspec import ConfigError, SamplingParams
 from jaxspec.config.methods import METHODS, drafter_of
 from jaxspec.weights.checkpoint import open_checkpoint
 from tests.contracts.members import FAMILY_MEMBERS
-from tests.lossless.engines import custom, make_engine, make_parts, ngram
+from tests.lossless.engines import custom, make_engine, make_parts
 from tests.lossless.in_turns import in_turns
 from tests.lossless.replay import Script, make_table, replay_proposer
 from tests.oracle import head_folders
 from tests.oracle.folders import DRAFTERS, TINY, write_llama
 from tests.oracle.goldens import read_golden
 from tests.oracle.head_folders import edit_config
-from tests.quick import heavy_but
 
 K, MAX_MODEL_LEN = 2, 40
 SIZES = {"max_model_len": MAX_MODEL_LEN, "max_num_seqs": 3, "max_num_batched_tokens": 8, "num_pages": 40}
@@ -45,12 +44,13 @@ WRITERS = {
         folder, vocab_size=V, hidden_size=D, mask_token_id=V - 1, markov="vanilla"
     ),
 }  # fmt: skip
-NO_FILES = {"ngram": ngram(K, min_n=1), "mtp": {"method": "mtp", "num_speculative_tokens": K}}
-ELSEWHERE = {"self", "suffix", "custom"}  # test_families.py; below; the one that knows the answer
+ALL = ("mtp", *WRITERS)
+# test_families.py has the first two on every family; suffix is below; "custom" is the one that knows the answer.
+ELSEWHERE = ("ngram", "self", "suffix", "custom")
 
 
 def test_no_method_is_forgotten():
-    assert {drafter_of(name) for name in METHODS} - {"model"} == {*WRITERS, *NO_FILES, *ELSEWHERE}
+    assert {drafter_of(name) for name in METHODS} - {"model"} == {*ALL, *ELSEWHERE}
 
 
 def ask(engine, family):
@@ -75,15 +75,22 @@ def ask(engine, family):
     return prompt, [greedy, plain]
 
 
-@pytest.mark.parametrize("family", heavy_but(FAMILY_MEMBERS, lambda name: name == "gpt2"))
-def test_whoever_guesses_on_the_device(family, tmp_path):
+SOME = ("medusa", "dspark", "mtp")
+
+
+@pytest.mark.parametrize(
+    ("family", "methods"),
+    [("gpt2", SOME), *(pytest.param(family, ALL, marks=pytest.mark.heavy) for family in FAMILY_MEMBERS)],
+)
+def test_whoever_guesses_on_the_device(family, methods, tmp_path):
     """Each drafter is found, loaded and made by its own config; then all take turns in one engine's rounds."""
     with open_checkpoint(TINY / family) as checkpoint:
         V, D = checkpoint.config.vocab_size, checkpoint.config.hidden_size
-    configs = dict(NO_FILES)
-    for method, write in WRITERS.items():
-        config = {"method": method, "num_speculative_tokens": K}
-        configs[method] = config | {"model": str(write(tmp_path / method, V, D))}
+    configs = {}
+    for method in methods:
+        configs[method] = {"method": method, "num_speculative_tokens": K}
+        if method in WRITERS:
+            configs[method]["model"] = str(WRITERS[method](tmp_path / method, V, D))
     if (family, "mtp") not in DRAFTERS:
         with pytest.raises(ConfigError, match="method 'mtp' was asked for, but .* holds no MTP modules"):
             make_parts(TINY / family, configs.pop("mtp"), **SIZES)
