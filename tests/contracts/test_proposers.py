@@ -11,18 +11,24 @@ import pytest
 from jaxspec.cache.pages import slots_of
 from jaxspec.models.base import Tokens
 from jaxspec.proposers.base import RowView
+from jaxspec.proposers.ngram import ngram
 from jaxspec.sampling.table import neutral_table
 from tests.contracts.members import (
+    DRAFT,
+    HEADS,
     MAX_LEN,
+    MOST,
     NUM_PAGES,
     PAGE_SIZE,
     PROPOSERS,
     ROWS,
     V,
     check_step,
+    head_proposer,
     make_proposer,
     make_state,
     make_weights,
+    own_layers,
     pages_of,
     stand_alone,
 )
@@ -169,6 +175,30 @@ def test_a_row_does_not_depend_on_its_place_or_neighbours(proposer, state):
         is_row = [other == row for other in range(ROWS)]
         alone, _, _ = guess(proposer, state, view_of([0, 1, 2], LENGTHS, active=is_row))
         np.testing.assert_array_equal(alone[row], together[row])
+
+
+SIZES = {
+    "ngram": lambda k: ngram(num_tokens=k, min_n=1, max_n=3, max_model_len=MAX_LEN),
+    "draft_model": lambda k: DRAFT(sample_method="greedy", num_tokens=k),
+    "pard": lambda k: DRAFT(sample_method="greedy", num_tokens=k, mask_token_id=V - 1),
+    "self": lambda k: own_layers(num_tokens=k),
+    **{name: lambda k, name=name: head_proposer(name, num_tokens=k) for name in HEADS},
+}
+
+
+@pytest.mark.parametrize("name", heavy_but(SIZES, lambda name: name == "ngram"))
+def test_fewer_drafts_are_the_first_of_more(name):
+    """As many as were asked for, from one on; but a block whose places see each other says other things."""
+    ids, lengths = {}, [9, 12, 7]
+    for k in range(1, MOST + 1):
+        proposer = stand_alone(SIZES[name](k))
+        state = filled(proposer, make_state(proposer).proposer, lengths)
+        ids[k], counts_B, _ = guess(proposer, state, view_of([0, 1, 2], lengths))
+        assert ids[k].shape == (3, k)
+        assert (counts_B == k).all()
+    if name not in ("dflash", "dspark"):
+        for k in ids:
+            np.testing.assert_array_equal(ids[k], ids[MOST][:, :k])
 
 
 @pytest.mark.parametrize("garbage", [-1, 1, 7, 2**31 - 1])

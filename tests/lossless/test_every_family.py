@@ -1,6 +1,6 @@
 """Device. Every method on every family, through the engine: what is said is what plain decoding says, greedy and
-sampled, whoever guesses. Drafters have the published layouts, shaped for the target, and random weights, so that what they
-say is rarely kept; one that knows the answer sees to it that some is. `self` is in test_families.py."""
+sampled, whoever guesses. Drafters have the published layouts, shaped for the target, and random weights, so that what
+they say is rarely kept; one that knows the answer sees to it that some is."""
 
 import pytest
 
@@ -80,7 +80,10 @@ SOME = ("medusa", "dspark", "mtp")
 
 @pytest.mark.parametrize(
     ("family", "methods"),
-    [("gpt2", SOME), *(pytest.param(family, ALL, marks=pytest.mark.heavy) for family in FAMILY_MEMBERS)],
+    [
+        pytest.param("gpt2", SOME, id="gpt2, some"),
+        *(pytest.param(family, ALL, id=family, marks=pytest.mark.heavy) for family in FAMILY_MEMBERS),
+    ],
 )
 def test_whoever_guesses_on_the_device(family, methods, tmp_path):
     """Each drafter is found, loaded and made by its own config; then all take turns in one engine's rounds."""
@@ -92,7 +95,7 @@ def test_whoever_guesses_on_the_device(family, methods, tmp_path):
         if method in WRITERS:
             configs[method]["model"] = str(WRITERS[method](tmp_path / method, V, D))
     if (family, "mtp") not in DRAFTERS:
-        with pytest.raises(ConfigError, match="method 'mtp' was asked for, but .* holds no MTP modules"):
+        with pytest.raises(ConfigError, match=r"method 'mtp' was asked for, but .* holds no MTP modules"):
             make_parts(TINY / family, configs.pop("mtp"), **SIZES)
     parts = {method: make_parts(TINY / family, config, **SIZES) for method, config in configs.items()}
     proposers = [one.proposer for one in parts.values()] + [replay_proposer(K, MAX_MODEL_LEN)]

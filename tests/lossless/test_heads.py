@@ -27,6 +27,7 @@ from tests.lossless.test_every_proposer import answer_of, copied, histogram_of, 
 from tests.oracle import head_folders
 from tests.oracle.folders import DRAFTERS, TINY, write_folder
 from tests.oracle.goldens import read_golden
+from tests.oracle.head_folders import edit_config
 from tests.oracle.heads import NumpyEagle, NumpyMedusa, NumpyMimo, NumpyMlpSpeculator
 from tests.oracle.llama import NumpyLlama, assert_says
 from tests.quick import heavy_but
@@ -121,13 +122,15 @@ def test_answers_are_those_of_the_naive_loop(name, tmp_path, target, target_orac
 
 
 @pytest.mark.heavy
-def test_several_modules_guess_what_a_naive_computation_does(tmp_path):
-    """MiMo's kind, which reads the state before the final norm: module k guesses the token k + 2 places on, and its
-    entries made with drafts are made again."""
-    folder = head_folders.write_mimo(tmp_path / "mimo", seed=7, num_modules=3)
+@pytest.mark.parametrize(("num_modules", "K"), [(3, None), (3, 2), (2, 4), (1, 3)])
+def test_modules_guess_what_a_naive_computation_does(num_modules, K, tmp_path):
+    """MiMo's kind, which reads the state before the final norm: module k guesses the token k + 2 places on, its
+    entries made with drafts are made again, and the last one goes on alone."""
+    folder = head_folders.write_mimo(tmp_path / "mimo", seed=7, num_modules=num_modules)
     target = NumpyLlama(folder)
-    engine = make_engine(folder, {"method": "mtp"}, rounds_per_batch=4)
-    assert engine.config.speculative_config.num_speculative_tokens == 3
+    engine = make_engine(folder, {"method": "mtp", "num_speculative_tokens": K}, rounds_per_batch=4)
+    K = K or num_modules
+    assert engine.config.speculative_config.num_speculative_tokens == K
     requests = make_requests(seed=7)
     outputs = engine.generate(
         [{"prompt_token_ids": prompt} for prompt, _ in requests], [params for _, params in requests], use_tqdm=False
@@ -137,7 +140,7 @@ def test_several_modules_guess_what_a_naive_computation_does(tmp_path):
         answer = answer_of(target, prompt, params)
         assert_says(output.outputs[0].token_ids, answer)
         if min(answer.leads) > 1e-3:
-            wanted = histogram_of(3, prompt, answer.token_ids, NumpyMimo(target).drafts)
+            wanted = histogram_of(K, prompt, answer.token_ids, NumpyMimo(target).drafts)
             assert output.metrics.speculative_decoding["acceptance_histogram"] == wanted
             num_kept += sum(wanted[1:])
     assert num_kept > 5
@@ -281,6 +284,11 @@ def test_more_drafts_than_a_head_can_make_are_refused(tmp_path, target):
     head_folders.write_medusa(tmp_path / "medusa", num_heads=2)
     with pytest.raises(ConfigError, match="num_speculative_tokens=3 "):
         make_engine(target, {"model": str(tmp_path / "medusa"), "num_speculative_tokens": 3})
+    mimo = head_folders.write_mimo(tmp_path / "mimo", num_modules=2)
+    for said in (2, 1):  # by the config, or by the files, which win
+        edit_config(mimo, num_nextn_predict_layers=said)
+        with pytest.raises(ConfigError, match=r"num_speculative_tokens=3 must be divisible by .*2"):
+            make_engine(mimo, {"method": "mtp", "num_speculative_tokens": 3})
 
 
 @pytest.mark.heavy

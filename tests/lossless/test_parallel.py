@@ -38,6 +38,11 @@ def write_p_eagle(folder, target):
     return head_folders.write_eagle(folder, "eagle3", seed=3, mask_token_id=MASK, **options)
 
 
+def write_dflash(folder, target):
+    del target
+    return head_folders.write_dflash(folder, seed=5, mask_token_id=MASK, streams=(0, 1, 2), num_layers=2)
+
+
 def write_dspark(folder, target):
     del target
     return head_folders.write_dflash(folder, seed=4, mask_token_id=MASK, markov="vanilla", layout="nested")
@@ -47,6 +52,7 @@ def write_dspark(folder, target):
 DRAFTERS = {
     "pard": (3, write_pard, lambda folder, target: NumpyPard(NumpyLlama(folder), MASK)),
     "p_eagle": (3, write_p_eagle, NumpyPEagle),
+    "dflash": (2, write_dflash, NumpyDflash),
     "dspark": (3, write_dspark, NumpyDflash),
 }
 

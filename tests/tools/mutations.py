@@ -18,7 +18,7 @@ from jaxspec.engine.build import EngineParts
 from tests.lossless.engines import DEFAULTS, make_parts
 from tests.oracle import knowing
 from tests.oracle.folders import write_folder
-from tests.oracle.knowing import FINAL, MASK, NEXT, ONE, SIZE
+from tests.oracle.knowing import FINAL, MASK, NEXT, ONE, SIZE, matrix
 
 K = 2
 SMALL = {"max_num_seqs": 2, "block_size": 8}
@@ -260,6 +260,62 @@ DFLASH = {
     "rope theta": Mutation(config={"rope_theta": 1e6}, named="rope of the target"),
 }  # fmt: skip
 
+W1, W2 = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight"
+DSPARK = {
+    "renamed key": renamed(f"layers.0.{UP}"),
+    "missing norm": missing("hidden_norm.weight", "[32]"),
+    "missing table": missing(W2, "[32, 32]"),
+    "misshaped table": misshaped(W1, SIZE, 16, words=("[32, 32]",)),
+    "another rank": Mutation(config={"markov_rank": 16}, refused=(W1, "[32, 32]", "[32, 16]")),
+    "another kind": Mutation(config={"markov_head_type": "rnn"}, refused=("missing", "joint_proj.weight")),
+    "no such kind": Mutation(config={"markov_head_type": "fir"}, refused=("markov_head_type", "'fir'")),
+    "wrong fc width": misshaped("fc.weight", SIZE, 48, words=("[32, 64]",)),
+    "other hidden size": Mutation(config={"hidden_size": 24}, refused=("24", "32")),
+    "another vocabulary": Mutation(config={"vocab_size": 30}, refused=("30", "32")),
+    "layers that are not there": Mutation(config={"target_layer_ids": [1, 7]}, refused=("[2, 8]", "0..5")),
+    "no mask token": Mutation(config={"mask_token_id": None}, refused=("mask_token_id",)),
+    "a mask token outside the vocabulary": Mutation(config={"mask_token_id": 99}, refused=("mask_token_id=99", "32")),
+    "missing id map": Mutation({"lm_head.weight": zeros(20, SIZE)}, {"draft_vocab_size": 20}, refused=("d2t", "20")),
+    "extra tensor": unexpected(f"layers.1.{UP}", SIZE, SIZE),
+    "asked for as dflash": Mutation(more={"method": "dflash"}, refused=("'dflash'", "dspark", "Qwen3DSpark")),
+    "more drafts than the block holds": Mutation(
+        more={"num_speculative_tokens": 3}, refused=("num_speculative_tokens=3", "2")
+    ),
+    "a confidence head": Mutation(
+        {"confidence_head.proj.weight": zeros(1, 2 * SIZE)}, logged=("confidence head: left unread",)
+    ),
+    "quantisation flag": QUANTISED,
+    "truncated file": TRUNCATED,
+    "wrong dtype": not_floats(W1),
+    "streams for layers": Mutation(config={"target_layer_ids": [2, 3]}, named="target layers one earlier"),
+    "the anchor says nothing": Mutation(
+        config={"sample_from_anchor": False, "block_size": 3}, named="sample_from_anchor"
+    ),
+    "rope theta": Mutation(config={"rope_theta": 1e6}, named="rope of the target"),
+    "another successor": Mutation({W1: matrix(NEXT), W2: matrix(NEXT)}, reads=("token",), useless=True),
+}  # fmt: skip
+
+P_EAGLE = {
+    "renamed key": EAGLE3["renamed key"],
+    "missing state of masks": Mutation(
+        {"mask_hidden": ...}, more={"method": "p_eagle"}, refused=("mask_hidden", "P-EAGLE", "parallel_drafting")
+    ),
+    "misshaped state of masks": misshaped("mask_hidden", 1, 1, 64, words=("[96]",)),
+    "no mask token": Mutation(config={"mask_token_id": None}, refused=("mask_token_id", "pard_token")),
+    "a mask token outside the vocabulary": Mutation(config={"mask_token_id": 99}, refused=("mask_token_id=99", "32")),
+    **{
+        name: EAGLE3[name]
+        for name in (
+            "missing id map", "missing head", "extra embedding", "wrong fc width", "other hidden size",
+            "quantisation flag", "missing bias", "another target", "another vocabulary", "an id map that is none",
+            "layers that are not there", "both norms", "extra tensor", "truncated file", "wrong dtype",
+            "layers one too high", "layers one too low", "outputs of layers", "norm_before_residual",
+            "ids exchanged in the map",
+        )
+    },
+    "rope theta": Mutation(config={"rope_theta": 1e6}, named="rope of the target"),
+}  # fmt: skip
+
 MTP = {
     "renamed key": renamed(f"mtp.layers.0.{UP}"),
     "missing projection": missing("mtp.fc.weight", "[32, 64]"),
@@ -300,13 +356,42 @@ DRAFT_MODEL = {
     "wrong dtype": not_floats(f"model.layers.0.{DOWN}"),
 }  # fmt: skip
 
+_ONE_LAYER = "model.layers.0."
+PARD = {
+    "renamed key": Mutation(
+        {_ONE_LAYER + UP: ..., "up.weight": ONE},
+        refused=("missing", _ONE_LAYER + UP, "unexpected", "up.weight [32, 32]"),
+    ),
+    "missing tensor": missing(_ONE_LAYER + DOWN, "[32, 32]"),
+    "misshaped tensor": misshaped(_ONE_LAYER + DOWN, SIZE, 16),
+    "no mask token": Mutation(
+        config={"pard_token": None}, more={"method": "pard"}, refused=("mask token", "pard_token")
+    ),
+    "a mask token that is none": Mutation(
+        config={"pard_token": "m"}, more={"method": "pard"}, refused=("pard_token", "'m'")
+    ),
+    "asked for as eagle3": Mutation(more={"method": "eagle3"}, refused=("'eagle3'", "pard", "pard_token")),
+    "a layer too many": Mutation(config={"num_hidden_layers": 2}, refused=("missing", f"model.layers.1.{UP}")),
+    **{
+        name: DRAFT_MODEL[name]
+        for name in (
+            "other hidden size", "missing bias", "another vocabulary", "extra tensor", "quantisation flag",
+            "unknown architecture", "truncated file", "wrong dtype",
+        )
+    },
+    "rope theta": Mutation(config={"rope_theta": 1e6}, named="rope of the target"),
+    "rows in pairs": Mutation(
+        {f"{_ONE_LAYER}self_attn.{part}_proj.weight": knowing.in_pairs for part in "qk"}, named="interleaved rotation"
+    ),
+}  # fmt: skip
+
 TABLE: dict[str, dict[str, Mutation]] = {
-    "eagle": EAGLE, "eagle3": EAGLE3, "medusa": MEDUSA, "mlp_speculator": MLP_SPECULATOR, "dflash": DFLASH, "mtp": MTP,
-    "draft_model": DRAFT_MODEL,
+    "eagle": EAGLE, "eagle3": EAGLE3, "p_eagle": P_EAGLE, "medusa": MEDUSA, "mlp_speculator": MLP_SPECULATOR,
+    "dflash": DFLASH, "dspark": DSPARK, "mtp": MTP, "draft_model": DRAFT_MODEL, "pard": PARD,
 }  # fmt: skip
 MAKERS: dict[str, Callable[..., tuple[dict, dict[str, np.ndarray]]]] = {
-    "eagle": knowing.eagle, "eagle3": knowing.eagle3, "medusa": knowing.medusa,
-    "mlp_speculator": knowing.mlp_speculator, "dflash": knowing.dflash,
+    "eagle": knowing.eagle, "eagle3": knowing.eagle3, "p_eagle": knowing.p_eagle, "medusa": knowing.medusa,
+    "mlp_speculator": knowing.mlp_speculator, "dflash": knowing.dflash, "dspark": knowing.dspark, "pard": knowing.pard,
 }  # fmt: skip
 
 

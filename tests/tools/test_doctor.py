@@ -38,9 +38,9 @@ def tried(pair, texts, only=None):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(doctor, "usual_suspects", some_suspects)
         config, parts = load_pair(*pair)
-        _, drafter = doctor.describe_pair(config)
+        _, drafter, mask_token_id = doctor.describe_pair(config)
         assert drafter is not None
-        return doctor.try_suspects(parts, drafter, texts)
+        return doctor.try_suspects(parts, drafter, texts, mask_token_id)
 
 
 def texts_of(starts=(3, 20)):
@@ -70,7 +70,7 @@ def test_what_is_wrong_is_named(method, mutation, target, tmp_path):
 @pytest.mark.parametrize(("method", "mutation"), cases(lambda mutation: mutation.useless))
 def test_what_no_reading_explains_is_useless_and_nothing_is_named(method, mutation, target, tmp_path):
     pair = write_pair(tmp_path, method, mutation, target)
-    acceptance, suspects = tried(pair, texts_of(), ("target layers one earlier", "norm_output"))
+    acceptance, suspects = tried(pair, texts_of(), ("target layers one earlier", "target layers one later"))
     assert len(suspects) == 2
     assert not any(suspect["is_clear"] for suspect in suspects)
     assert verdict_of(method, acceptance) == "useless"
