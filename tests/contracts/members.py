@@ -167,7 +167,6 @@ PROPOSERS = {
     "replay": lambda: replay_proposer(K, MAX_LEN),
     **{name: functools.partial(head_proposer, name) for name in HEADS},
     "eagle of one": lambda: head_proposer("eagle", num_tokens=1),
-    "mtp of two": lambda: head_proposer("mtp of three", num_tokens=2),
     "mtp, on from the third": lambda: head_proposer("mtp of three", num_tokens=6),
     "probabilistic eagle3": lambda: head_proposer("eagle3", "probabilistic"),
 }
