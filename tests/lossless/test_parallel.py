@@ -40,7 +40,7 @@ def write_p_eagle(folder, target):
 
 def write_dflash(folder, target):
     del target
-    return head_folders.write_dflash(folder, seed=5, mask_token_id=MASK, streams=(0, 1, 2), num_layers=2)
+    return head_folders.write_dflash(folder, seed=5, mask_token_id=MASK, num_layers=2)
 
 
 def write_dspark(folder, target):
