@@ -64,6 +64,10 @@ def scrambled(rows):
     return rows[np.random.default_rng(5).permutation(len(rows))]
 
 
+def transposed(matrix):
+    return matrix.T
+
+
 def with_eight_more(table):
     return np.concatenate([table, table[:8]])
 
@@ -176,6 +180,10 @@ EAGLE3 = {
     "a strange embedding": Mutation(
         {"embed_tokens.weight": scrambled}, reads=("before",), named="embedding of the target"
     ),
+    "transposed fc": Mutation({"fc.weight": transposed}, refused=("fc.weight", "[96, 32]", "[32, 96]")),
+    "an id map one too high": Mutation(
+        _REDUCED | {"d2t": np.ones(20, np.int64)}, _SMALL_VOCABULARY, useless=True
+    ),
     "ids exchanged in the map": Mutation({"d2t": np.roll(np.arange(SIZE), 1) - np.arange(SIZE)}, useless=True),
 }  # fmt: skip
 
@@ -200,6 +208,7 @@ MEDUSA = {
     "more drafts than heads": Mutation(more={"num_speculative_tokens": 4}, refused=("num_speculative_tokens=4", "3")),
     "truncated file": TRUNCATED,
     "wrong dtype": not_floats("1.1.weight"),
+    "transposed heads": Mutation({f"{i}.1.weight": transposed for i in range(3)}, useless=True),
     "heads from the next token on": Mutation(
         {f"{i}.1.weight": knowing.move(FINAL, knowing.power(NEXT, i + 1)) for i in range(3)}, named="heads one earlier"
     ),

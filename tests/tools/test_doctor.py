@@ -76,8 +76,8 @@ def test_what_is_wrong_is_named(method, mutation, target, tmp_path):
 )
 def test_what_no_reading_explains_is_useless_and_nothing_is_named(method, mutation, target, tmp_path):
     pair = write_pair(tmp_path, method, mutation, target)
-    acceptance, suspects = tried(pair, texts_of(), ("target layers one earlier", "target layers one later"))
-    assert len(suspects) == 2
+    acceptance, suspects = tried(pair, texts_of(), ("target layers one earlier", "norm_output", "heads one earlier"))
+    assert suspects
     assert not any(suspect["is_clear"] for suspect in suspects)
     assert verdict_of(method, acceptance) == "useless"
 
