@@ -22,6 +22,7 @@ from tests.contracts.members import (
     PAGE_SIZE,
     PROPOSERS,
     ROWS,
+    K,
     V,
     check_step,
     head_proposer,
@@ -175,6 +176,20 @@ def test_a_row_does_not_depend_on_its_place_or_neighbours(proposer, state):
         is_row = [other == row for other in range(ROWS)]
         alone, _, _ = guess(proposer, state, view_of([0, 1, 2], LENGTHS, active=is_row))
         np.testing.assert_array_equal(alone[row], together[row])
+
+
+@pytest.mark.parametrize("name", heavy_but(HEADS, lambda name: name == "dspark"))
+def test_nothing_is_read_that_was_not_written(name):
+    """Pools are NaN where nothing was: what drafts are drawn from is numbers, behind prompts and behind a round."""
+    proposer = head_proposer(name, "probabilistic")
+    state = filled(proposer, make_state(proposer).proposer, LENGTHS)
+    view = view_of([0, 1, 2], LENGTHS)
+    assert not np.isnan(guess(proposer, state, view)[2]).any()
+    seen = np.concatenate([seen_of(proposer, row, LENGTHS[row] - 1, K + 1) for row in range(ROWS)])
+    _, state = programs(proposer)[1](make_weights(), state, view)
+    state = jax.jit(proposer.commit)(state, view, seen, np.array([1, K + 1, 2], np.int32))
+    lengths = [length + more for length, more in zip(LENGTHS, (1, K + 1, 2), strict=True)]
+    assert not np.isnan(guess(proposer, state, view_of([0, 1, 2], lengths))[2]).any()
 
 
 SIZES = {  # what is not asked for every number in tests/lossless/test_every_proposer.py
