@@ -5,6 +5,7 @@ A fault of None is right. The faults are those found in published samplers, and 
 faults judge the numpy rounds of markov.py, by the functions below them, and compiled ones.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,12 +31,12 @@ GREEDY_FAULTS = (
 
 
 class Uniforms(NamedTuple):
-    """What a round draws with. draft_BK: what its drafts were drawn with."""
+    """What a round draws with, by place; draft: what its drafts were drawn with."""
 
-    accept_BK: Any
-    recover_BK: Any
-    bonus_BJ: Any
-    draft_BK: Any
+    accept: Sequence[Any]  # K of u_B, as the others but bonus, of which there are J
+    recover: Sequence[Any]
+    bonus: Sequence[Any]
+    draft: Sequence[Any]
 
 
 def accept_or_recover(xp, fault: str | None, prob_BJV, prob_draft_BKV, ids_BK, counts_B, uniforms: Uniforms):
@@ -45,7 +46,7 @@ def accept_or_recover(xp, fault: str | None, prob_BJV, prob_draft_BKV, ids_BK, c
     for j in range(J):
         p_BV = prob_BJV[:, j]
         bonus_from_BV = prob_BJV[:, max(j - 1, 0)] if fault == "bonus from the row before" else p_BV
-        token_B = inverse(xp, bonus_from_BV, uniforms.bonus_BJ[:, j])
+        token_B = inverse(xp, bonus_from_BV, uniforms.bonus[j])
         is_accepted_B = xp.zeros(B, bool)
         if j < J - 1:
             is_draft_B = j < counts_B
@@ -53,7 +54,7 @@ def accept_or_recover(xp, fault: str | None, prob_BJV, prob_draft_BKV, ids_BK, c
             one_hot_BV = xp.eye(V, dtype=p_BV.dtype)[id_B]
             q_BV = one_hot_BV if prob_draft_BKV is None else prob_draft_BKV[:, j]
             p_B, q_B = xp.sum(p_BV * one_hot_BV, axis=1), xp.sum(q_BV * one_hot_BV, axis=1)
-            u_B = (uniforms.draft_BK if fault == "draft and accept share a uniform" else uniforms.accept_BK)[:, j]
+            u_B = (uniforms.draft if fault == "draft and accept share a uniform" else uniforms.accept)[j]
             ratio_B = p_B if fault == "accepts with p alone" else p_B / xp.maximum(q_B, 1e-30)
             is_accepted_B = is_draft_B & (u_B < ratio_B)
             rest_BV = xp.maximum(p_BV - q_BV, 0)
@@ -64,7 +65,7 @@ def accept_or_recover(xp, fault: str | None, prob_BJV, prob_draft_BKV, ids_BK, c
             if fault == "residual keeps the draft":
                 rest_BV = rest_BV + one_hot_BV * p_BV
             rest_BV = xp.where(xp.sum(rest_BV, axis=1, keepdims=True) == 0, p_BV, rest_BV)
-            redraw_B = u_B if fault == "accept and resample share a uniform" else uniforms.recover_BK[:, j]
+            redraw_B = u_B if fault == "accept and resample share a uniform" else uniforms.recover[j]
             judged_B = xp.where(is_accepted_B, id_B, inverse(xp, rest_BV, redraw_B))
             token_B = xp.where(is_draft_B, judged_B, token_B)
         tokens.append(token_B)
@@ -117,7 +118,7 @@ def sampler(prob_of, fault: str | None):
 
     def judge(round: Round) -> np.ndarray:
         B, J, _ = round.logits_BJV.shape
-        uniforms = Uniforms(*(rng.random((B, size)) for size in (J - 1, J - 1, J)), round.uniform_BK)
+        uniforms = Uniforms(*(rng.random((size, B)) for size in (J - 1, J - 1, J)), round.uniform_BK.T)
         q_BKV = None if round.draft_logits_BKV is None else np.exp(round.draft_logits_BKV)
         prob_BJV = prob_of(round.logits_BJV)
         return accept_or_recover(np, fault, prob_BJV, q_BKV, round.ids_BK, round.counts_B, uniforms)[0]

@@ -17,20 +17,20 @@ def sampler(fault):
         prob_BJV = jax.nn.softmax(logits_BJV / table.temperature_B[:, None, None], axis=-1)
         q_BKV = None if drafts.logits_BKV is None else jax.nn.softmax(drafts.logits_BKV, axis=-1)
 
-        def draw(purpose, size):
-            return jnp.stack([uniform(token_key(table.key_B2, anchor_B, j, purpose)) for j in range(size)], axis=1)
+        def key(j, purpose):
+            return token_key(table.key_B2, anchor_B, j, purpose)
 
-        noise = [
-            gumbel(token_key(table.key_B2, anchor_B, j, Purpose.DRAFT), jnp.arange(V, dtype=jnp.int32)[None])
-            for j in range(J - 1)
-        ]
-        id_BK = jnp.maximum(drafts.token_ids_BK, 0)
-        noise_BK = jnp.take_along_axis(jnp.stack(noise, axis=1), id_BK[..., None], axis=2)[..., 0]
+        def drawn_with(j):
+            noise_BV = gumbel(key(j, Purpose.DRAFT), jnp.arange(V, dtype=jnp.int32)[None])
+            id_B1 = jnp.maximum(drafts.token_ids_BK[:, j : j + 1], 0)
+            return jnp.exp(-jnp.exp(-jnp.take_along_axis(noise_BV, id_B1, axis=1)[:, 0]))
+
         uniforms = Uniforms(
-            draw(Purpose.ACCEPT, J - 1),
-            draw(Purpose.RECOVER, J - 1),
-            draw(Purpose.BONUS, J),
-            jnp.exp(-jnp.exp(-noise_BK)),
+            *(
+                [uniform(key(j, purpose)) for j in range(size)]
+                for purpose, size in ((Purpose.ACCEPT, J - 1), (Purpose.RECOVER, J - 1), (Purpose.BONUS, J))
+            ),
+            [drawn_with(j) for j in range(J - 1)],
         )
         found = accept_or_recover(jnp, fault, prob_BJV, q_BKV, drafts.token_ids_BK, drafts.counts_B, uniforms)
         return Verdict(token_ids_BJ=found[0], num_accepted_B=found[1])
