@@ -9,7 +9,7 @@ other: its roofline. What a kernel reads twice, launches, and work on the host c
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -99,7 +99,7 @@ def shape_of(
             scales = dataclasses.replace(spec, shape=spec.shape[:1], axes=spec.axes[:1])
             size = number + _part(scales, split) * ITEM_BYTES["float32"]
         sizes[_kind(path)] += size
-        if len(spec.shape) > 1:
+        if spec.shape[1:]:
             weights[_kind(path)] += number
         if path[-1] == "embed":
             embed_row_bytes = spec.shape[-1] * np.dtype(spec.dtype).itemsize
@@ -323,7 +323,7 @@ def round_passes(
 def _modules(shape: ModelShape, number: int, of: int) -> ModelShape:
     """Of so many modules, which are all alike, those that a pass runs."""
     read = ("dense_bytes", "num_weights", "expert_bytes", "num_expert_weights", "num_exchanges")
-    return replace(
+    return dataclasses.replace(
         shape, **{name: getattr(shape, name) * number // of for name in read}, windows=shape.windows[:number]
     )
 

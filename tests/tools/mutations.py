@@ -208,7 +208,7 @@ MEDUSA = {
     "more drafts than heads": Mutation(more={"num_speculative_tokens": 4}, refused=("num_speculative_tokens=4", "3")),
     "truncated file": TRUNCATED,
     "wrong dtype": not_floats("1.1.weight"),
-    "transposed heads": Mutation({f"{i}.1.weight": transposed for i in range(3)}, useless=True),
+    "scrambled heads": Mutation({f"{i}.1.weight": scrambled for i in range(3)}, useless=True),
     "heads from the next token on": Mutation(
         {f"{i}.1.weight": knowing.move(FINAL, knowing.power(NEXT, i + 1)) for i in range(3)}, named="heads one earlier"
     ),
