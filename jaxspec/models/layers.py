@@ -11,7 +11,7 @@ from jaxspec import shards
 from jaxspec.types import ArraySpec, Int8Weight
 
 NORM_DTYPE = np.float32  # tiny, and read in float32
-INT8_BLOCK = 192  # output channels of an int8 weight that CPU converts at a time, at most
+INT8_BLOCK = 64  # output channels of an int8 weight that CPU converts at a time, at most
 
 
 def rms_norm(x_ND: jax.Array, weight_D: jax.Array, eps: float) -> jax.Array:
