@@ -99,7 +99,7 @@ def shape_of(
             scales = dataclasses.replace(spec, shape=spec.shape[:1], axes=spec.axes[:1])
             size = number + _part(scales, split) * ITEM_BYTES["float32"]
         sizes[_kind(path)] += size
-        if len(spec.shape) > 1:
+        if spec.shape[1:]:
             weights[_kind(path)] += number
         if path[-1] == "embed":
             embed_row_bytes = spec.shape[-1] * np.dtype(spec.dtype).itemsize
@@ -308,12 +308,24 @@ def round_passes(
     if isinstance(drafter, DflashConfig) or method in ("pard", "p_eagle"):
         return [(Pass("draft in one pass", draft, J + K - 1, K, head), own_vocabulary), *verify]
     if isinstance(drafter, MtpConfig) and drafter.num_modules > 1:
-        # Each module is one pass over what is new and its own window.
-        return [(Pass("draft, all modules", draft, J + K - 1, K, head), own_vocabulary), *verify]
+        # Each module is one pass over what is new and its own window; the last one goes on alone.
+        n = min(K, drafter.num_modules)
+        passes = [Pass("draft, all modules", _modules(draft, n, drafter.num_modules), J + n - 1, n, head)]
+        if n < K:
+            passes.append(Pass("draft step", _modules(draft, 1, n), 1, 1, head, times=K - n, is_first=False))
+        return [*((one, own_vocabulary) for one in passes), *verify]
     passes = [(Pass("first draft", draft, J, 1, head), own_vocabulary)]
     if K > 1:
         passes.append((Pass("draft step", draft, 1, 1, head, times=K - 1, is_first=False), own_vocabulary))
     return [*passes, *verify]
+
+
+def _modules(shape: ModelShape, number: int, of: int) -> ModelShape:
+    """Of so many modules, which are all alike, those that a pass runs."""
+    read = ("dense_bytes", "num_weights", "expert_bytes", "num_expert_weights", "num_exchanges")
+    return dataclasses.replace(
+        shape, **{name: getattr(shape, name) * number // of for name in read}, windows=shape.windows[:number]
+    )
 
 
 def plain_passes(target: ModelShape, vocab_size: int) -> list[tuple[Pass, int]]:

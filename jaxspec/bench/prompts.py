@@ -1,14 +1,15 @@
 """Host. The prompts a bench runs: JSON lines, grouped by kind."""
 
 import importlib.resources
-import json
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxspec.errors import ConfigError
+from jaxspec.text.prompt_lines import read_prompt_lines
 from jaxspec.text.tokenizer import Tokenizer
+
+NEEDS = "max_tokens and messages or prompt"  # a line of the file
 
 
 @dataclass(frozen=True)
@@ -33,31 +34,9 @@ def read_prompts(path: Path, tokenizer: Tokenizer) -> dict[str, list[BenchPrompt
         ConfigError: the file or a line of it cannot be used.
     """
     kinds: dict[str, list[BenchPrompt]] = defaultdict(list)
-    for number, line in numbered_lines(path):
-        try:
-            row = json.loads(line)
-            kinds[str(row.get("kind", "prompt"))].append(_prompt(row, number, tokenizer))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(
-                f"{path}:{number} is not a prompt ({type(error).__name__}: {error}); a line needs max_tokens and "
-                "messages or prompt"
-            ) from None
-    if not kinds:
-        raise ConfigError(f"{path} holds no prompt; give at least one line")
+    for prompt in read_prompt_lines(path, lambda row, number: _prompt(row, number, tokenizer), NEEDS):
+        kinds[prompt.kind].append(prompt)
     return dict(kinds)
-
-
-def numbered_lines(path: Path) -> list[tuple[int, str]]:
-    """The lines that are not blank, counted from 1.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read prompts from {path} ({error}); give a file of JSON lines") from None
-    return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
 
 
 def _prompt(row: dict[str, Any], number: int, tokenizer: Tokenizer) -> BenchPrompt:

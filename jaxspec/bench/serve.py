@@ -22,8 +22,9 @@ from urllib.parse import urlsplit
 from prometheus_client.parser import text_string_to_metric_families
 
 from jaxspec.bench.latency import PERCENTILES, Answer, parse_goodput, summarize
-from jaxspec.bench.prompts import default_prompts_path, numbered_lines
+from jaxspec.bench.prompts import NEEDS, default_prompts_path
 from jaxspec.errors import ConfigError, JaxspecError
+from jaxspec.text.prompt_lines import read_prompt_lines
 
 COUNTERS: tuple[str, ...] = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
 TIMEOUT_S = 600.0
@@ -106,20 +107,13 @@ def read_bodies(path: Path) -> list[dict[str, Any]]:
 
     Raises: ConfigError for a file that holds none, or a line that is none.
     """
-    bodies = []
-    for number, line in numbered_lines(path):
-        try:
-            row = json.loads(line)
-            key = "messages" if "messages" in row else "prompt"
-            bodies.append({key: row[key], "max_tokens": row["max_tokens"]})
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(
-                f"{path}:{number} is not a prompt ({type(error).__name__}: {error}); a line needs max_tokens and "
-                "messages or prompt"
-            ) from None
-    if not bodies:
-        raise ConfigError(f"{path} holds no prompt; give at least one line")
-    return bodies
+
+    def body_of(row: dict[str, Any], number: int) -> dict[str, Any]:
+        del number
+        key = "messages" if "messages" in row else "prompt"
+        return {key: row[key], "max_tokens": row["max_tokens"]}
+
+    return read_prompt_lines(path, body_of, NEEDS)
 
 
 def send(

@@ -36,13 +36,21 @@ def head_layers(config: HeadConfig) -> ModelConfig | None:
     return None if isinstance(config, MedusaConfig | MlpSpeculatorConfig) else config.model
 
 
-def most_tokens(config: HeadConfig) -> int | None:
-    """Drafts a row that the head was trained for, where it can make no more."""
-    if isinstance(config, MedusaConfig):
-        return config.num_heads
-    if isinstance(config, MtpConfig) and config.num_modules > 1:
-        return config.num_modules  # each for its own place; one alone can be asked again
-    return config.num_steps if isinstance(config, MlpSpeculatorConfig) else None
+def _check_num_tokens(config: HeadConfig, num_speculative_tokens: int, method: str) -> None:
+    """Raises: ConfigError where the head cannot make so many drafts a row."""
+    most = config.num_steps if isinstance(config, MlpSpeculatorConfig) else None
+    most = config.num_heads if isinstance(config, MedusaConfig) else most
+    if most is not None and num_speculative_tokens > most:
+        raise ConfigError(
+            f"{num_speculative_tokens=} must not exceed the {most} that this {method} checkpoint was trained for; "
+            "lower it"
+        )
+    modules = config.num_modules if isinstance(config, MtpConfig) else 1
+    if num_speculative_tokens > modules and num_speculative_tokens % modules:
+        raise ConfigError(
+            f"{num_speculative_tokens=} must be divisible by the {modules} MTP modules that the files hold; "
+            f"give a multiple, or less than {modules}"
+        )
 
 
 def head_proposer(
@@ -55,16 +63,12 @@ def head_proposer(
 ) -> Proposer:
     """The head as a `Proposer` for this target. cache_heads: as `pool_shape` takes num_heads.
 
-    Raises: ConfigError when more drafts are asked for than the head can make.
+    Raises: ConfigError where it cannot make as many drafts as are asked for.
     """
     speculative = resolved.speculative_config
     assert speculative is not None
-    num_tokens, most = speculative.num_speculative_tokens, most_tokens(config)
-    if most is not None and num_tokens > most:
-        raise ConfigError(
-            f"num_speculative_tokens={num_tokens} must not exceed the {most} that this {speculative.method} checkpoint "
-            "was trained for; lower it"
-        )
+    num_tokens = speculative.num_speculative_tokens
+    _check_num_tokens(config, num_tokens, speculative.method)
 
     def target_logits(weights, hidden_BTD: jax.Array) -> jax.Array:
         return family.logits(weights, target, hidden_BTD)

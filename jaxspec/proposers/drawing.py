@@ -96,6 +96,7 @@ def draft_in_steps(
     *,
     first_logits_BV: jax.Array | None = None,
     drawn_vocab_size: int | None = None,
+    before: Sequence[tuple[jax.Array, jax.Array | None]] = (),
 ) -> tuple[Drafts, Any]:
     """Drafts of a chain, each from the one before, in as many steps as the row with the most needs: (drafts, carry).
 
@@ -106,6 +107,7 @@ def draft_in_steps(
         num_tokens: K, the most.
         first_logits_BV: what the first draft was drawn from, if it was drawn.
         drawn_vocab_size: the first draft is a step's too; 0, or the size of logits that drafts are drawn from.
+        before: drafts that were made before token_B, as `next_draft` gives them.
     """
     B, K = token_B.shape[0], num_tokens
     drafts = Drafts(token_ids_BK=jnp.zeros((B, K), jnp.int32), counts_B=counts_B)
@@ -114,15 +116,17 @@ def draft_in_steps(
         drafts = dataclasses.replace(drafts, logits_BKV=shards.split(jnp.zeros((B, K, size), jnp.float32)))
     start = 0
     if drawn_vocab_size is None:
-        drafts, start = _with_draft(drafts, 0, token_B, first_logits_BV), 1
+        for draft in (*before, (token_B, first_logits_BV)):
+            drafts, start = _with_draft(drafts, start, *draft), start + 1
 
     def body(offset, loop):
         carry, token_B, drafts = loop
         carry, token_B, logits_BV = step(carry, token_B, offset)
         return carry, token_B, _with_draft(drafts, offset, token_B, logits_BV)
 
-    # What a loop carries is updated in place, a pool of pages too.
-    carry, _, drafts = jax.lax.fori_loop(jnp.int32(start), jnp.max(counts_B), body, (carry, token_B, drafts))
+    if start < K:
+        # What a loop carries is updated in place, a pool of pages too.
+        carry, _, drafts = jax.lax.fori_loop(jnp.int32(start), jnp.max(counts_B), body, (carry, token_B, drafts))
     return as_drafts(drafts.token_ids_BK, counts_B, drafts.logits_BKV), carry
 
 

@@ -2,8 +2,9 @@
 
 Module k's entry at position t pairs the state of module k - 1 there (module 0: the target's) with the token at
 t + k + 1, and attends to the module's own entries. The entries of the last k positions before the last token are made
-with drafts, and made again once tokens stand there: a round takes in as many positions twice. Source: DeepSeek-V3's
-report, section 2.2.
+with drafts, and made again once tokens stand there: a round takes in as many positions twice. Drafts beyond the last
+module's are its own, over its own states. Source: DeepSeek-V3's report, section 2.2; of the rest, vLLM, which asks for
+as many drafts as modules, or a multiple.
 """
 
 import dataclasses
@@ -20,21 +21,22 @@ from jaxspec.models.base import Tokens
 from jaxspec.models.heads import mtp as head
 from jaxspec.models.heads.base import head_logits
 from jaxspec.proposers.base import Proposer, RowView
-from jaxspec.proposers.drawing import SampleMethod, as_drafts, next_draft, room_for
+from jaxspec.proposers.drawing import SampleMethod, draft_in_steps, next_draft, room_for
 from jaxspec.proposers.inputs import tokens_at
 from jaxspec.types import Drafts, Pool
 
 
 @struct.dataclass
 class ModulesState:
-    """Of each row the target's states at positions [first - (K - 1), first + count): those from first on are new.
+    """Of each row the target's states at positions [first - (n - 1), first + count), n modules drafting: those from
+    first on are new.
 
     begin_R: the first position that the row's own prefill saw; entries before it lie in pages it shares, and are right.
-    token_ids_Rk: the last K - 1 tokens of what was prefilled; meaningless once the row decodes.
+    token_ids_Rk: the last n - 1 tokens of what was prefilled; meaningless once the row decodes.
     """
 
     pool: Pool  # [L*P, 2G, S, H], module k in the place of layer k
-    states_RWX: jax.Array  # f32, W = K - 1 + J
+    states_RWX: jax.Array  # f32, W = n - 1 + J
     first_R: jax.Array  # i32
     count_R: jax.Array  # i32, 0..J
     begin_R: jax.Array  # i32
@@ -53,8 +55,10 @@ def mtp_modules(
     pool_shape: tuple[int, int, int, int],
     pool_dtype: Any,
 ) -> Proposer:
-    """The modules as a `Proposer` of at most as many drafts as there are modules; arguments as `eagle` takes them."""
-    K, old = num_tokens, num_tokens - 1
+    """The modules as a `Proposer`, of which fewer drafts than modules need but the first; arguments as `eagle` takes
+    them."""
+    K, n = num_tokens, min(num_tokens, config.num_modules)
+    old = n - 1
     limits = {"block_size": pool_shape[2], "max_model_len": max_model_len}
     own_part = slice(hidden_size, None) if config.aux_streams else slice(None)
 
@@ -69,19 +73,19 @@ def mtp_modules(
         )
 
     def prefill(weights, state: ModulesState, rows_B, tokens: Tokens, seen_BTX) -> ModulesState:
-        """The window begins K positions before the chunk, whose last position waits for the next token."""
+        """The window begins n positions before the chunk, whose last position waits for the next token."""
         num_B = jnp.sum((tokens.positions_BT >= 0).astype(jnp.int32), axis=1)
         start_B = jnp.maximum(tokens.positions_BT[:, 0], 0)
         end_B = start_B + num_B
-        states_BTX = jnp.concatenate([state.states_RWX[rows_B, :K], seen_BTX[:, :, own_part]], axis=1)
+        states_BTX = jnp.concatenate([state.states_RWX[rows_B, :n], seen_BTX[:, :, own_part]], axis=1)
         ids_BT = jnp.concatenate([state.token_ids_Rk[rows_B], tokens.token_ids_BT], axis=1)
         w_1W = jnp.arange(ids_BT.shape[1], dtype=jnp.int32)[None, :]
-        positions_BW = start_B[:, None] - K + w_1W
+        positions_BW = start_B[:, None] - n + w_1W
         follows_B = state.first_R[rows_B] + state.count_R[rows_B] == start_B
         begin_B = jnp.where(follows_B, state.begin_R[rows_B], start_B)
         is_known_BW = positions_BW >= begin_B[:, None]
         features_BWX, pool = states_BTX[:, :-1], state.pool
-        for k in range(K):
+        for k in range(n):
             is_fed_BW = is_known_BW & (positions_BW + k + 1 < end_B[:, None])
             ids_BW = jnp.pad(ids_BT[:, k:], ((0, 0), (0, k)))
             features_BWX = jnp.where(is_fed_BW[:, :, None], features_BWX, 0.0)
@@ -96,20 +100,20 @@ def mtp_modules(
         count_B = jnp.minimum(num_B, 1)
         return ModulesState(
             pool=pool,
-            states_RWX=state.states_RWX.at[rows_B, :K].set(last(states_BTX, K)),
+            states_RWX=state.states_RWX.at[rows_B, :n].set(last(states_BTX, n)),
             first_R=state.first_R.at[rows_B].set(end_B - count_B),
             count_R=state.count_R.at[rows_B].set(count_B),
             begin_R=state.begin_R.at[rows_B].set(begin_B),
             token_ids_Rk=state.token_ids_Rk.at[rows_B].set(last(ids_BT, old)),
         )
 
-    def guess(weights, k: int, hidden_BD, view: RowView) -> tuple[jax.Array, jax.Array | None]:
+    def guess(weights, k: int, hidden_BD, view: RowView, offset) -> tuple[jax.Array, jax.Array | None]:
         own = weights["draft"]["modules"][k]
         hidden_B1D = hidden_BD[:, None]
         logits_B1V = (
             head_logits(own["head"], hidden_B1D) if "head" in own else target_logits(weights["target"], hidden_B1D)
         )
-        return next_draft(logits_B1V[:, 0], view, k, sample_method, vocab_size=vocab_size)
+        return next_draft(logits_B1V[:, 0], view, offset, sample_method, vocab_size=vocab_size)
 
     def propose(weights, state: ModulesState, view: RowView) -> tuple[Drafts, ModulesState]:
         first_B, count_B = state.first_R[view.rows_B], state.count_R[view.rows_B]
@@ -120,27 +124,40 @@ def mtp_modules(
         is_fed_BW = is_known_BW & can_draft_B[:, None]
         positions_BW = jnp.where(is_fed_BW, positions_BW, -1)
         # The row's tokens, and behind them the drafts as they come.
-        text_BC = jnp.pad(view.history_BC, ((0, 0), (0, K)))
+        text_BC = jnp.pad(view.history_BC, ((0, 0), (0, n)))
         features_BWX = jnp.where(is_fed_BW[:, :, None], state.states_RWX[view.rows_B], 0.0)
         last_B11 = jnp.maximum(old + count_B - 1, 0)[:, None, None]
         pool, drafts = state.pool, []
-        for k in range(K):
+        for k in range(n):
             ids_BW = jnp.take_along_axis(text_BC, jnp.where(is_fed_BW, positions_BW + k + 1, 0), axis=1)
             fed = tokens_at(ids_BW, positions_BW, view.pages_BM, **limits)
             hidden_BWD, features_BWX, pool = head.forward(
                 weights["draft"]["modules"][k], config, fed, features_BWX, pool, k
             )
-            drafts.append(guess(weights, k, jnp.take_along_axis(hidden_BWD, last_B11, axis=1)[:, 0], view))
+            drafts.append(guess(weights, k, jnp.take_along_axis(hidden_BWD, last_B11, axis=1)[:, 0], view, k))
             rows_b = jnp.arange(text_BC.shape[0], dtype=jnp.int32)
             text_BC = text_BC.at[rows_b, view.len_B + k].set(drafts[-1][0], mode="drop")
         counts_B = jnp.where(can_draft_B, room_for(view, max_model_len, K), 0)
-        drawn = [logits_BV for _, logits_BV in drafts if logits_BV is not None]
-        token_ids_BK = jnp.stack([token_B for token_B, _ in drafts], axis=1)
-        logits_BKV = jnp.stack(drawn, axis=1) if drawn else None
-        return as_drafts(token_ids_BK, counts_B, logits_BKV), dataclasses.replace(state, pool=pool)
+
+        def step(carry, token_B, offset):
+            """The last module again, a position further, over its own state for that of the module before it."""
+            state_BX, pool = carry
+            position_B = jnp.where(offset < counts_B, view.len_B + offset - (n + 1), -1)
+            fed = tokens_at(token_B[:, None], position_B[:, None], view.pages_BM, **limits)
+            hidden_B1D, state_B1X, pool = head.forward(
+                weights["draft"]["modules"][old], config, fed, state_BX[:, None], pool, old
+            )
+            return (state_B1X[:, 0], pool), *guess(weights, old, hidden_B1D[:, 0], view, offset)
+
+        *before, (token_B, logits_BV) = drafts
+        state_BX = jnp.take_along_axis(features_BWX, last_B11, axis=1)[:, 0]
+        drafts, (_, pool) = draft_in_steps(
+            step, (state_BX, pool), token_B, counts_B, K, first_logits_BV=logits_BV, before=before
+        )
+        return drafts, dataclasses.replace(state, pool=pool)
 
     def commit(state: ModulesState, view: RowView, seen_BJX, num_kept_B) -> ModulesState:
-        """What was new is taken in; the last K - 1 of it and of what came before stay."""
+        """What was new is taken in; the last n - 1 of it and of what came before stay."""
         rows_B = jnp.where(view.is_active_B, view.rows_B, state.first_R.shape[0])  # past the end: dropped
         count_B = state.count_R[view.rows_B]
         at_BS = count_B[:, None] + jnp.arange(old, dtype=jnp.int32)[None, :]
@@ -158,5 +175,5 @@ def mtp_modules(
         return dataclasses.replace(state, first_R=state.first_R.at[row].set(-1), count_R=state.count_R.at[row].set(0))
 
     return Proposer(
-        K, init, prefill, propose, commit, config.aux_streams, page_lookahead=K, forget=forget, sees_plain_rounds=True
+        K, init, prefill, propose, commit, config.aux_streams, page_lookahead=n, forget=forget, sees_plain_rounds=True
     )

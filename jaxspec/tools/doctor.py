@@ -102,11 +102,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         most = max(len(prompt) for prompt in prompts) + args.max_tokens + 1
         fitting["max_model_len"] = -(-most // 64) * 64
     config = pick(EngineConfig, fitting | data)
-    pair, drafter = describe_pair(config)
+    pair, drafter, mask_token_id = describe_pair(config)
     with _what_is_logged() as said:
         core = EngineCore(build(config, show_progress=True))
     report = pair | {"loading": said} | shared_with_target(core.parts)
-    report |= examine(core, drafter, prompts, args.max_tokens)
+    report |= examine(core, drafter, prompts, args.max_tokens, mask_token_id)
     return report | {
         "dtype": core.config.dtype,
         "platform": core.config.platform,
@@ -114,9 +114,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def describe_pair(config: EngineConfig) -> tuple[dict[str, Any], Drafter | None]:
-    """What the files are taken for, by which field or tensor, and what stays unread; and the drafter as data, where
-    other readings of its files can be tried.
+def describe_pair(config: EngineConfig) -> tuple[dict[str, Any], Drafter | None, int | None]:
+    """What the files are taken for, by which field or tensor, and what stays unread; the drafter as data, where other
+    readings of its files can be tried; and the mask token of a whole model that fills masks.
 
     Raises: ConfigError, WeightsError: what building would say.
     """
@@ -130,12 +130,13 @@ def describe_pair(config: EngineConfig) -> tuple[dict[str, Any], Drafter | None]
         if found.drafter in METHODS_WITH_HEADS:
             streams = speculative.eagle_aux_hidden_state_layer_ids
             ids = None if streams is None else tuple(streams)
-            with open_head(found.drafter, found.path, target, aux_layer_ids=ids) as head:
+            mask_token_id = found.mask_token_id
+            with open_head(found.drafter, found.path, target, aux_layer_ids=ids, mask_token_id=mask_token_id) as head:
                 drafter = head.config
                 # A module inside a target's checkpoint leaves the target unread, which is not skipping.
                 skipped = [] if isinstance(drafter, MtpConfig) else unread_tensors(head)
         elif found.path is not None:
-            if found.drafter == "draft_model":
+            if found.drafter in ("draft_model", "pard"):
                 with open_checkpoint(found.path) as draft:
                     drafter = draft.config
             skipped = inspect(str(found.path))["ignored"]
@@ -145,7 +146,7 @@ def describe_pair(config: EngineConfig) -> tuple[dict[str, Any], Drafter | None]
     if found.path is not None and not isinstance(drafter, MtpConfig):
         told = detect(*describe_checkpoint(found.path))
         because = told.because if told is not None else "a whole model"
-    return {
+    report = {
         "model": config.model,
         "target": target_found["loads_as"],
         "target_skipped": [name for name in target_found["ignored"] if not name.startswith(module)],
@@ -154,7 +155,8 @@ def describe_pair(config: EngineConfig) -> tuple[dict[str, Any], Drafter | None]
         "draft": None if found.path is None else str(found.path),
         "drafter": None if drafter is None else drafter.model_dump(mode="json"),
         "skipped": skipped,
-    }, drafter
+    }
+    return report, drafter, found.mask_token_id
 
 
 def shared_with_target(parts: EngineParts) -> dict[str, Any]:
@@ -183,15 +185,22 @@ def _vocab_size(parts: EngineParts) -> int:
     return parts.target.config.vocab_size
 
 
-def examine(core: EngineCore, drafter: Drafter | None, prompts: Sequence[list[int]], max_tokens: int) -> dict[str, Any]:
-    """The probe, its verdict, and every usual suspect beside the drafter as it was loaded."""
+def examine(
+    core: EngineCore,
+    drafter: Drafter | None,
+    prompts: Sequence[list[int]],
+    max_tokens: int,
+    mask_token_id: int | None = None,
+) -> dict[str, Any]:
+    """The probe, its verdict, and every usual suspect beside the drafter as it was loaded. mask_token_id: as
+    `try_suspects` takes it."""
     speculative, parts = core.config.speculative_config, core.parts
     assert speculative is not None
     answers, stats = answer_greedily(core, prompts, max_tokens)
     verdict = verdict_of(speculative.method, stats)
     suspects = []
     if drafter is not None and parts.host_proposer is None:
-        _, suspects = try_suspects(parts, drafter, list(zip(prompts, answers, strict=True)))
+        _, suspects = try_suspects(parts, drafter, list(zip(prompts, answers, strict=True)), mask_token_id)
     bounds = plausible_range(speculative.method)
     return {
         "speculative_config": speculative.model_dump(mode="json"),
@@ -207,12 +216,16 @@ def examine(core: EngineCore, drafter: Drafter | None, prompts: Sequence[list[in
 
 
 def try_suspects(
-    parts: EngineParts, drafter: Drafter, texts: Sequence[tuple[list[int], list[int]]]
+    parts: EngineParts,
+    drafter: Drafter,
+    texts: Sequence[tuple[list[int], list[int]]],
+    mask_token_id: int | None = None,
 ) -> tuple[AcceptanceStats, list[dict[str, Any]]]:
     """The loaded drafter's acceptance over known texts, and each suspect's beside it, the best first.
 
     Args:
         texts: prompts and the target's greedy answers to them.
+        mask_token_id: of a whole model that fills masks.
 
     Raises: CapacityError where they do not all fit the engine's pages, ConfigError for an engine on several devices.
     """
@@ -238,7 +251,7 @@ def try_suspects(
     made: dict[Drafter, Proposer] = {}  # where only weights differ, nothing is compiled again
 
     def hits_of(one: Drafter, draft: Any) -> Hits:
-        made.setdefault(one, _proposer(parts, one))
+        made.setdefault(one, _proposer(parts, one, mask_token_id))
         return replay.hits(made[one], weights | {"draft": draft})
 
     loaded = hits_of(drafter, weights["draft"])
@@ -264,7 +277,7 @@ def _streams_of(config: Drafter) -> tuple[int, ...]:
     return () if isinstance(config, ModelConfig) else config.aux_streams
 
 
-def _proposer(parts: EngineParts, config: Drafter) -> Proposer:
+def _proposer(parts: EngineParts, config: Drafter, mask_token_id: int | None) -> Proposer:
     """The drafter of this config, in the engine it stands in, guessing greedily."""
     resolved = parts.config
     speculative = resolved.speculative_config
@@ -282,6 +295,7 @@ def _proposer(parts: EngineParts, config: Drafter) -> Proposer:
         pool_shape=pool_shape(config, resolved.num_pages, resolved.block_size),
         pool_dtype=resolved.kv_cache_dtype,
         has_own_vocabulary="vocabulary" in parts.weights,
+        mask_token_id=mask_token_id,
     )
 
 

@@ -1,12 +1,12 @@
 """Host. The prompts that `verify` and `doctor` ask: JSON lines, or the few that ship."""
 
 import importlib.resources
-import json
 from pathlib import Path
 from typing import Any
 
 from jaxspec.config.engine import EngineConfig
 from jaxspec.errors import ConfigError
+from jaxspec.text.prompt_lines import read_prompt_lines
 from jaxspec.text.tokenizer import Tokenizer, load_tokenizer
 from jaxspec.weights.aliases import resolve_model
 
@@ -33,28 +33,11 @@ def read_prompts(path: Path, tokenizer: Tokenizer | None, most: int | None = Non
     Raises:
         ConfigError: the file or a line of it cannot be used.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read prompts from {path} ({error}); give a file of JSON lines") from None
-    prompts = []
-    for number, line in enumerate(lines, 1):
-        if line.strip() and (most is None or len(prompts) < most):
-            try:
-                prompts.append(_prompt(json.loads(line), tokenizer))
-            except (ValueError, KeyError, TypeError) as error:
-                raise ConfigError(
-                    f"{path}:{number} is not a prompt ({type(error).__name__}: {error}); a line needs messages, prompt "
-                    "or prompt_token_ids"
-                ) from None
-    if not prompts:
-        raise ConfigError(f"{path} holds no prompt; give at least one line")
-    return prompts
+    needs = "messages, prompt or prompt_token_ids"
+    return read_prompt_lines(path, lambda row, number: _prompt(row, tokenizer), needs, most)
 
 
-def _prompt(row: Any, tokenizer: Tokenizer | None) -> list[int]:
-    if not isinstance(row, dict):
-        raise TypeError("a line is an object")
+def _prompt(row: dict[str, Any], tokenizer: Tokenizer | None) -> list[int]:
     if "prompt_token_ids" in row:
         ids = row["prompt_token_ids"]
     elif tokenizer is None:

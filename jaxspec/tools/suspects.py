@@ -81,6 +81,7 @@ def _flags(config: Drafter, weights: Any) -> Iterator[Suspect]:
     elif isinstance(config, MlpSpeculatorConfig):
         flags = ("scale_input",)
     elif isinstance(config, DflashConfig):
+        flags = ("sample_from_anchor",)
         other = tuple(not flag for flag in config.is_causal)
         setting = f'"is_causal": {str(other[0]).lower()} in the head\'s config.json'
         yield Suspect("causality in the block", setting, config.model_copy(update={"is_causal": other}), weights)

@@ -3,8 +3,9 @@
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,23 @@ def write_drafter(folder: Path, config: Mapping[str, Any], tensors: Mapping[str,
     write_shards(reader, partial, "safetensors", planned_dtypes(reader, dtype), MAX_SHARD_BYTES)
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(partial, folder)
+
+
+def exporter(
+    config: Mapping[str, Any],
+    specs: Any,
+    table: NameTable,
+    dtype: str,
+    *,
+    rows: Mapping[str, Sequence[int]] = MappingProxyType({}),
+) -> Callable[[Any, Path], None]:
+    """(params, folder) -> None: a `Trainer`'s export, where the files hold the parameters and nothing else.
+
+    Args:
+        config: of config.json.
+        specs, table, rows: as `pieces` takes them.
+    """
+    return lambda params, folder: write_drafter(folder, config, pieces(params, specs, table, rows), dtype)
 
 
 class _Arrays:

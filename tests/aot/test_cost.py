@@ -103,6 +103,22 @@ def test_an_mtp_module_drafts_with_the_targets_head():
     ]
 
 
+@pytest.mark.parametrize(("K", "wanted"), [(1, [(1, 2, 1)]), (2, [(2, 4, 1)]), (4, [(2, 6, 1), (1, 1, 2)])])
+def test_of_two_modules_the_last_goes_on_alone(K, wanted):
+    described, resolved, shape, one = shapes("deepseek-v3-mtp", topology="h200:2x8")
+    model, speculative = described.drafter.model, resolved.speculative_config
+    twice = {"num_layers": 2, "moe": model.moe.model_copy(update={"layers": (True, True)})}
+    twice["sliding_window_layers"] = (None, None)
+    drafter = described.drafter.model_copy(update={"model": model.model_copy(update=twice)})
+    speculative = speculative.model_copy(update={"num_speculative_tokens": K})
+    resolved = resolved.model_copy(update={"speculative_config": speculative})
+    *passes, (verify, _) = round_passes(shape, drafter, drafter_shape(drafter, resolved), resolved, described.target)
+    assert verify.tokens == K + 1
+    assert [(len(made.model.windows), made.tokens, made.times) for made, _ in passes] == wanted
+    assert all(made.model.dense_bytes == len(made.model.windows) * one.dense_bytes for made, _ in passes)
+    assert all(made.model.expert_bytes == len(made.model.windows) * one.expert_bytes for made, _ in passes)
+
+
 @pytest.mark.parametrize("method", ["ngram", "suffix"])
 def test_lookups_are_free(method):
     speculative = {"method": method, "num_speculative_tokens": 3}

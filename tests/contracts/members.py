@@ -29,6 +29,7 @@ from jaxspec.step.target import Target
 from tests.lossless.replay import replay_proposer
 
 V, K, MAX_LEN, PAGE_SIZE, ROWS = 20, 3, 24, 4, 3
+MOST = 8  # drafts that any of them is asked for
 NUM_PAGES = ROWS * MAX_LEN // PAGE_SIZE
 
 # Golden folders that stand for the families in suites that run every one: a folder for each way a family can go.
@@ -98,12 +99,12 @@ HEADS = {
         has_embed=True, has_head=True, id_map="d2t", mask_token_id=V - 1,
     ),
     "medusa": MedusaConfig(
-        num_heads=K, num_blocks=1, hidden_size=8, draft_vocab_size=V, has_bias=True, own_heads="each"
+        num_heads=MOST, num_blocks=1, hidden_size=8, draft_vocab_size=V, has_bias=True, own_heads="each"
     ),
     "mtp of three": MtpConfig(
         layout="mimo", model=LAYER.model_copy(update={"num_layers": K}), prefix="", has_embed=True, aux_streams=(2,)
     ),
-    "mlp_speculator": MlpSpeculatorConfig(hidden_size=8, inner_size=6, num_steps=K, vocab_size=V),
+    "mlp_speculator": MlpSpeculatorConfig(hidden_size=8, inner_size=6, num_steps=MOST, vocab_size=V),
     "dflash": DflashConfig(
         model=LAYER.model_copy(update={"qk_norm": True}), target_hidden_size=8, aux_streams=(1, 2), block_size=K + 1,
         mask_token_id=V - 1, draft_vocab_size=V, is_causal=(False,), has_embed=True,
@@ -141,6 +142,11 @@ def head_proposer(name: str, sample_method: str = "greedy", **more):
     )
 
 
+def own_layers(num_tokens: int = K):
+    options = COMMON | {"num_tokens": num_tokens, "sample_method": "greedy", "block_size": PAGE_SIZE}
+    return self_draft(FAMILY, CONFIG, exit_layer=1, **options)
+
+
 def looking_up(proposer):
     """Of the histories in tests/contracts/test_proposers.py one has what is looked up, two have not."""
     return lookup_first(proposer, min_n=6, max_n=6, max_model_len=MAX_LEN)
@@ -153,7 +159,7 @@ PROPOSERS = {
     "draft_model": lambda: DRAFT(sample_method="greedy"),
     "draft_model of one": lambda: DRAFT(sample_method="greedy", num_tokens=1),
     "probabilistic": lambda: DRAFT(sample_method="probabilistic"),
-    "self": lambda: self_draft(FAMILY, CONFIG, exit_layer=1, sample_method="greedy", block_size=PAGE_SIZE, **COMMON),
+    "self": own_layers,
     "ngram+draft_model": lambda: looking_up(DRAFT(sample_method="greedy")),
     "ngram+self": lambda: looking_up(make_proposer("self")),
     "ngram+eagle3, probabilistic": lambda: looking_up(head_proposer("eagle3", "probabilistic")),
@@ -161,6 +167,7 @@ PROPOSERS = {
     "replay": lambda: replay_proposer(K, MAX_LEN),
     **{name: functools.partial(head_proposer, name) for name in HEADS},
     "eagle of one": lambda: head_proposer("eagle", num_tokens=1),
+    "mtp, on from the third": lambda: head_proposer("mtp of three", num_tokens=6),
     "probabilistic eagle3": lambda: head_proposer("eagle3", "probabilistic"),
 }
 

@@ -11,18 +11,25 @@ import pytest
 from jaxspec.cache.pages import slots_of
 from jaxspec.models.base import Tokens
 from jaxspec.proposers.base import RowView
+from jaxspec.proposers.ngram import ngram
 from jaxspec.sampling.table import neutral_table
 from tests.contracts.members import (
+    DRAFT,
+    HEADS,
     MAX_LEN,
+    MOST,
     NUM_PAGES,
     PAGE_SIZE,
     PROPOSERS,
     ROWS,
+    K,
     V,
     check_step,
+    head_proposer,
     make_proposer,
     make_state,
     make_weights,
+    own_layers,
     pages_of,
     stand_alone,
 )
@@ -169,6 +176,44 @@ def test_a_row_does_not_depend_on_its_place_or_neighbours(proposer, state):
         is_row = [other == row for other in range(ROWS)]
         alone, _, _ = guess(proposer, state, view_of([0, 1, 2], LENGTHS, active=is_row))
         np.testing.assert_array_equal(alone[row], together[row])
+
+
+@pytest.mark.parametrize("name", heavy_but(HEADS, lambda name: name == "dspark"))
+def test_nothing_is_read_that_was_not_written(name):
+    """Pools are NaN where nothing was: what drafts are drawn from is numbers, behind prompts and behind a round."""
+    proposer = head_proposer(name, "probabilistic")
+    state = filled(proposer, make_state(proposer).proposer, LENGTHS)
+    view = view_of([0, 1, 2], LENGTHS)
+    assert not np.isnan(guess(proposer, state, view)[2]).any()
+    seen = np.concatenate([seen_of(proposer, row, LENGTHS[row] - 1, K + 1) for row in range(ROWS)])
+    _, state = programs(proposer)[1](make_weights(), state, view)
+    state = jax.jit(proposer.commit)(state, view, seen, np.array([1, K + 1, 2], np.int32))
+    lengths = [length + more for length, more in zip(LENGTHS, (1, K + 1, 2), strict=True)]
+    assert not np.isnan(guess(proposer, state, view_of([0, 1, 2], lengths))[2]).any()
+
+
+SIZES = {  # what is not asked for every number in tests/lossless/test_every_proposer.py
+    "ngram": lambda k: ngram(num_tokens=k, min_n=1, max_n=3, max_model_len=MAX_LEN),
+    "pard": lambda k: DRAFT(sample_method="greedy", num_tokens=k, mask_token_id=V - 1),
+    "self": lambda k: own_layers(num_tokens=k),
+    **{name: lambda k, name=name: head_proposer(name, num_tokens=k) for name in HEADS},
+}
+
+
+@pytest.mark.parametrize("name", heavy_but(SIZES, lambda name: name == "ngram"))
+def test_fewer_drafts_are_the_first_of_more(name):
+    """As many as were asked for, from one on; but a block whose places see each other says other things."""
+    most = None
+    for k in range(MOST, 0, -1):
+        proposer = stand_alone(SIZES[name](k))
+        state = filled(proposer, make_state(proposer).proposer, LENGTHS)
+        ids_BK, counts_B, _ = guess(proposer, state, view_of([0, 1, 2], LENGTHS))
+        most = most or (ids_BK, counts_B)
+        assert ids_BK.shape == (3, k)
+        np.testing.assert_array_equal(counts_B, np.minimum(most[1], k))
+        if name not in ("dflash", "dspark"):
+            np.testing.assert_array_equal(ids_BK, most[0][:, :k])
+    assert name == "ngram" or (most[1] == MOST).all()
 
 
 @pytest.mark.parametrize("garbage", [-1, 1, 7, 2**31 - 1])

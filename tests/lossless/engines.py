@@ -2,11 +2,14 @@
 
 import dataclasses
 import functools
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxspec.config.engine import EngineConfig
 from jaxspec.engine import build
 from jaxspec.engine.engine import Engine
 from jaxspec.step import programs
@@ -17,6 +20,16 @@ MAX_MODEL_LEN = 64
 NUM_ROWS = 3
 CHUNK_TOKENS = 16
 PAGE_SIZE = 4
+DEFAULTS: dict[str, Any] = {
+    "dtype": "float32",
+    "max_model_len": MAX_MODEL_LEN,
+    "max_num_seqs": NUM_ROWS,
+    "max_num_batched_tokens": CHUNK_TOKENS,
+    "block_size": PAGE_SIZE,
+    "compilation_cache_dir": None,
+    "enable_structured_outputs": False,
+    "gpu_memory_utilization": 0.2,
+}
 
 
 # tests/conftest.py turns compilers down for the whole suite. These give the HLO that users get, and also its code.
@@ -31,25 +44,22 @@ def make_engine(model, speculative_config=None, *, buckets: bool = False, option
         buckets: compile for every bucket, not for full batches and chunks alone.
         options: the compiler's, in place of the suite's.
     """
-    defaults = {
-        "dtype": "float32",
-        "max_model_len": MAX_MODEL_LEN,
-        "max_num_seqs": NUM_ROWS,
-        "max_num_batched_tokens": CHUNK_TOKENS,
-        "block_size": PAGE_SIZE,
-        "compilation_cache_dir": None,
-        "enable_structured_outputs": False,
-        "gpu_memory_utilization": 0.2,
-        "use_tqdm": False,
-    }
     with pytest.MonkeyPatch.context() as patch:
         if not buckets:
             patch.setattr(build, "_buckets", full_sizes_alone)
         if options is not None:
             patch.setattr(programs, "_compile", functools.partial(_compile_with, options))
-        engine = Engine(str(model), speculative_config=speculative_config, **(defaults | config))
+        engine = Engine(str(model), speculative_config=speculative_config, use_tqdm=False, **(DEFAULTS | config))
     poison(engine)
     return engine
+
+
+def make_parts(model, speculative_config, **config) -> build.EngineParts:
+    """What an engine drives, but that nothing is compiled."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "Programs", lambda *args, **more: SimpleNamespace(plan=[], compile_seconds=0.0))
+        patch.setattr(build, "_log_plan", lambda *args: None)
+        return build.build(EngineConfig(model=str(model), speculative_config=speculative_config, **(DEFAULTS | config)))
 
 
 def full_sizes_alone(resolved):

@@ -24,9 +24,11 @@ from tests.lossless.again import ask_again
 from tests.lossless.engines import MAX_MODEL_LEN, custom, make_engine
 from tests.lossless.misled import expected_histogram, wrong_every
 from tests.lossless.test_every_proposer import answer_of, copied, histogram_of, make_requests
+from tests.lossless.test_parallel import watch
 from tests.oracle import head_folders
 from tests.oracle.folders import DRAFTERS, TINY, write_folder
 from tests.oracle.goldens import read_golden
+from tests.oracle.head_folders import edit_config
 from tests.oracle.heads import NumpyEagle, NumpyMedusa, NumpyMimo, NumpyMlpSpeculator
 from tests.oracle.llama import NumpyLlama, assert_says
 from tests.quick import heavy_but
@@ -80,7 +82,7 @@ HEADS = {
         functools.partial(NumpyEagle, kind="eagle"),
     ),
     "eagle3": (
-        8,
+        7,
         lambda folder: head_folders.write_eagle(
             folder, "eagle3", seed=3, draft_vocab_size=20, is_speculators=True, stored=("embed_tokens", "t2d")
         ),
@@ -89,6 +91,12 @@ HEADS = {
     "medusa": (2, lambda folder: head_folders.write_medusa(folder, seed=5), NumpyMedusa),
     "mlp_speculator": (1, lambda folder: head_folders.write_mlp_speculator(folder, seed=6), NumpyMlpSpeculator),
 }
+
+
+def assert_drafts(seen, guess, K):
+    """Every draft of every round, those too that are not kept. seen: what `watch` saw."""
+    for ids, room, drafts in seen:
+        assert drafts == guess(ids, K)[:room]
 
 
 @pytest.mark.parametrize("name", heavy_but(HEADS, lambda name: name == "eagle3"))
@@ -102,10 +110,11 @@ def test_answers_are_those_of_the_naive_loop(name, tmp_path, target, target_orac
         config |= {"method": "ngram+model", "prompt_lookup_min": 2, "prompt_lookup_max": 3}
         guess = lambda ids, limit: copied(ids, 2, 3, limit) or oracle.drafts(ids, limit)  # noqa: E731
     engine = make_engine(target, config, rounds_per_batch=4 if K % 2 == 0 else 1)
-    requests = make_requests(seed=K)
+    requests, seen = make_requests(seed=K), watch(engine) if K % 2 else []
     outputs = engine.generate(
         [{"prompt_token_ids": prompt} for prompt, _ in requests], [params for _, params in requests], use_tqdm=False
     )
+    assert_drafts(seen, guess, K)
     engine.core.scheduler.audit()
     assert engine.config.speculative_config.method == ("ngram+eagle" if name == "eagle" else name)
     num_drafted = 0
@@ -121,23 +130,26 @@ def test_answers_are_those_of_the_naive_loop(name, tmp_path, target, target_orac
 
 
 @pytest.mark.heavy
-def test_several_modules_guess_what_a_naive_computation_does(tmp_path):
-    """MiMo's kind, which reads the state before the final norm: module k guesses the token k + 2 places on, and its
-    entries made with drafts are made again."""
-    folder = head_folders.write_mimo(tmp_path / "mimo", seed=7, num_modules=3)
+@pytest.mark.parametrize(("num_modules", "K"), [(3, None), (3, 2), (2, 4), (1, 3)])
+def test_modules_guess_what_a_naive_computation_does(num_modules, K, tmp_path):
+    """MiMo's kind, which reads the state before the final norm: module k guesses the token k + 2 places on, its
+    entries made with drafts are made again, and the last one goes on alone."""
+    folder = head_folders.write_mimo(tmp_path / "mimo", seed=7, num_modules=num_modules)
     target = NumpyLlama(folder)
-    engine = make_engine(folder, {"method": "mtp"}, rounds_per_batch=4)
-    assert engine.config.speculative_config.num_speculative_tokens == 3
-    requests = make_requests(seed=7)
+    engine = make_engine(folder, {"method": "mtp", "num_speculative_tokens": K}, rounds_per_batch=1)
+    K = K or num_modules
+    assert engine.config.speculative_config.num_speculative_tokens == K
+    requests, seen = make_requests(seed=7), watch(engine)
     outputs = engine.generate(
         [{"prompt_token_ids": prompt} for prompt, _ in requests], [params for _, params in requests], use_tqdm=False
     )
+    assert_drafts(seen, NumpyMimo(target).drafts, K)
     num_kept = 0
     for output, (prompt, params) in zip(outputs, requests, strict=True):
         answer = answer_of(target, prompt, params)
         assert_says(output.outputs[0].token_ids, answer)
         if min(answer.leads) > 1e-3:
-            wanted = histogram_of(3, prompt, answer.token_ids, NumpyMimo(target).drafts)
+            wanted = histogram_of(K, prompt, answer.token_ids, NumpyMimo(target).drafts)
             assert output.metrics.speculative_decoding["acceptance_histogram"] == wanted
             num_kept += sum(wanted[1:])
     assert num_kept > 5
@@ -281,6 +293,11 @@ def test_more_drafts_than_a_head_can_make_are_refused(tmp_path, target):
     head_folders.write_medusa(tmp_path / "medusa", num_heads=2)
     with pytest.raises(ConfigError, match="num_speculative_tokens=3 "):
         make_engine(target, {"model": str(tmp_path / "medusa"), "num_speculative_tokens": 3})
+    mimo = head_folders.write_mimo(tmp_path / "mimo", num_modules=2)
+    for said in (2, 1):  # by the config, or by the files, which win
+        edit_config(mimo, num_nextn_predict_layers=said)
+        with pytest.raises(ConfigError, match=r"num_speculative_tokens=3 must be divisible by .*2"):
+            make_engine(mimo, {"method": "mtp", "num_speculative_tokens": 3})
 
 
 @pytest.mark.heavy

@@ -38,6 +38,11 @@ def write_p_eagle(folder, target):
     return head_folders.write_eagle(folder, "eagle3", seed=3, mask_token_id=MASK, **options)
 
 
+def write_dflash(folder, target):
+    del target
+    return head_folders.write_dflash(folder, seed=5, mask_token_id=MASK, num_layers=2)
+
+
 def write_dspark(folder, target):
     del target
     return head_folders.write_dflash(folder, seed=4, mask_token_id=MASK, markov="vanilla", layout="nested")
@@ -47,6 +52,7 @@ def write_dspark(folder, target):
 DRAFTERS = {
     "pard": (3, write_pard, lambda folder, target: NumpyPard(NumpyLlama(folder), MASK)),
     "p_eagle": (3, write_p_eagle, NumpyPEagle),
+    "dflash": (2, write_dflash, NumpyDflash),
     "dspark": (3, write_dspark, NumpyDflash),
 }
 
@@ -92,12 +98,13 @@ def watch(engine):
     def look(weights, state, batch, num_rounds):
         assert num_rounds == 1
         drafts, _ = propose(weights, state, batch)
-        found = map(np.asarray, (batch.rows_B, drafts.token_ids_BK, state.history_RC, state.len_R, state.max_len_R))
-        rows_B, drafts_BK, history_RC, len_R, max_len_R = found
-        for row, guesses in zip(rows_B.tolist(), drafts_BK, strict=True):
+        found = map(np.asarray, (batch.rows_B, drafts.counts_B, state.history_RC, state.len_R, state.max_len_R))
+        rows_B, counts_B, history_RC, len_R, max_len_R = found
+        drafts_BK = np.asarray(drafts.token_ids_BK).tolist()
+        for row, count, guesses in zip(rows_B.tolist(), counts_B.tolist(), drafts_BK, strict=True):
             if row < len(len_R) - 1:  # not the guard row
                 length, room = int(len_R[row]), max(0, int(max_len_R[row] - len_R[row] - 1))
-                seen.append((history_RC[row, :length].tolist(), room, [int(one) for one in guesses if one >= 0]))
+                seen.append((history_RC[row, :length].tolist(), room, guesses[:count]))
         return decode_rounds(weights, state, batch, num_rounds)
 
     parts.programs.decode_rounds = look

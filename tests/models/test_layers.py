@@ -28,11 +28,12 @@ def test_linear(num_rows, dtype, with_bias):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("num_rows", [1, 3])
-def test_linear_with_an_int8_weight(num_rows, dtype):
+@pytest.mark.parametrize(("num_rows", "size"), [(1, 33), (3, 33), (1, 210), (3, 384), (3, 2 * 193)])
+def test_linear_with_an_int8_weight(num_rows, size, dtype):
+    """Of sizes that are cut into blocks or not."""
     rng = np.random.default_rng(num_rows)
-    x, bias = rng.standard_normal((num_rows, 48)).astype(np.float32), rng.standard_normal(33).astype(np.float32)
-    values, scale = rng.integers(-127, 128, (33, 48), np.int8), rng.uniform(0.1, 2, 33).astype(np.float32)
+    x, bias = rng.standard_normal((num_rows, 48)).astype(np.float32), rng.standard_normal(size).astype(np.float32)
+    values, scale = rng.integers(-127, 128, (size, 48), np.int8), rng.uniform(0.1, 2, size).astype(np.float32)
     found = jax.jit(linear)(x, Int8Weight(values_oi=values, scale_o=scale, dtype=dtype), bias)
     weight = values.astype(np.float64) * scale.astype(np.float64)[:, None]
     wanted = x.astype(dtype).astype(np.float64) @ weight.T + bias

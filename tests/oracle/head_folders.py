@@ -125,7 +125,9 @@ def write_dflash(
     streams: tuple[int, ...] = (0, 1),
     block_size: int = 8,
     mask_token_id: int = VOCAB - 1,
-    draft_vocab_size: int = VOCAB,
+    vocab_size: int = VOCAB,
+    hidden_size: int = HIDDEN,
+    draft_vocab_size: int | None = None,
     embedded: int = 0,
     markov: str | None = None,
     rank: int = 6,
@@ -141,9 +143,10 @@ def write_dflash(
     its layers beside their sizes.
     """
     random, size = _rng_of(seed), 4
-    D, F, R = HIDDEN, 24, rank
-    known = embedded or VOCAB
-    said = draft_vocab_size if draft_vocab_size < VOCAB else known
+    D, F, R = hidden_size, 24, rank
+    known = embedded or vocab_size
+    is_reduced = draft_vocab_size is not None and draft_vocab_size < vocab_size
+    said = draft_vocab_size if draft_vocab_size is not None and is_reduced else known
     layer_config = {
         "model_type": "qwen3", "hidden_size": D, "intermediate_size": F, "num_hidden_layers": num_layers,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": size, "max_position_embeddings": 128,
@@ -171,13 +174,12 @@ def write_dflash(
             w[f"{name}mlp.{part}_proj.weight"] = random(*shape)
     if embedded:
         w["embed_tokens.weight"] = random(embedded, D, scale=1.0)
-    if "lm_head" in stored or draft_vocab_size < VOCAB:
+    if "lm_head" in stored or is_reduced:
         w["lm_head.weight"] = random(said, D, scale=1.0)
     if "mask_embedding" in stored:
         w["mask_embedding"] = random(D, scale=1.0)
-    if draft_vocab_size < VOCAB:
-        kept = np.sort(np.random.default_rng(seed).permutation(VOCAB)[:draft_vocab_size])
-        w["d2t"] = kept - np.arange(draft_vocab_size)
+    if is_reduced:
+        w["d2t"] = np.sort(np.random.default_rng(seed).permutation(vocab_size)[:said]) - np.arange(said)
     own: dict = {"block_size": block_size, "mask_token_id": mask_token_id}
     own["target_layer_ids"] = [stream - 1 for stream in streams]
     if markov is not None:
@@ -201,8 +203,8 @@ def write_dflash(
         architecture = "DFlashDraftModel" if markov is None or layout == "nested" else "Qwen3DSparkModel"
         values = layer_config | {"architectures": [architecture]}
         values |= {"dflash_config": own | config} if layout == "nested" else own | config
-    if draft_vocab_size < VOCAB:
-        values["draft_vocab_size"] = draft_vocab_size
+    if is_reduced:
+        values["draft_vocab_size"] = said
     return write_folder(folder, values, w)
 
 
@@ -214,20 +216,22 @@ def write_medusa(
     num_blocks: int = 1,
     names: str = "original",
     heads: str = "each",
+    hidden_size: int = HIDDEN,
+    vocab_size: int = VOCAB,
 ) -> Path:
     """Medusa heads under the "original" names or "vllm" ones (there without biases)."""
     random, w = _rng_of(seed), {}
     for i in range(num_heads):
         for j in range(num_blocks):
             name = f"{i}.{j}.linear" if names == "original" else f"blocks.{i}.layers.{j}"
-            w[name + ".weight"] = random(HIDDEN, HIDDEN)
+            w[name + ".weight"] = random(hidden_size, hidden_size)
             if names == "original":
-                w[name + ".bias"] = random(HIDDEN)
+                w[name + ".bias"] = random(hidden_size)
         if heads == "each":
             name = f"{i}.{num_blocks}.weight" if names == "original" else f"lm_heads.{i}.weight"
-            w[name] = random(VOCAB, HIDDEN, scale=1.0)
+            w[name] = random(vocab_size, hidden_size, scale=1.0)
     if heads == "one":
-        w["lm_head.weight"] = random(VOCAB, HIDDEN, scale=1.0)
+        w["lm_head.weight"] = random(vocab_size, hidden_size, scale=1.0)
     config = {"medusa_num_heads": num_heads, "medusa_num_layers": num_blocks}
     if names == "vllm":
         config = {"model_type": "medusa", "architectures": ["MedusaModel"], "num_heads": num_heads}
@@ -235,21 +239,28 @@ def write_medusa(
 
 
 def write_mlp_speculator(
-    folder: Path, *, seed: int = 0, num_steps: int = 3, inner: int = 12, tied: bool = False
+    folder: Path,
+    *,
+    seed: int = 0,
+    num_steps: int = 3,
+    inner: int = 12,
+    tied: bool = False,
+    hidden_size: int = HIDDEN,
+    vocab_size: int = VOCAB,
 ) -> Path:
     """An MLP speculator; the tied kind scales its input too."""
     random, w = _rng_of(seed), {}
-    width = inner or HIDDEN
+    width = inner or hidden_size
     for i in range(1 if tied else num_steps):
-        w[f"speculator.emb.{i}.weight"] = random(VOCAB, width, scale=1.0)
-        w[f"speculator.head.{i}.weight"] = random(VOCAB, width, scale=1.0)
+        w[f"speculator.emb.{i}.weight"] = random(vocab_size, width, scale=1.0)
+        w[f"speculator.head.{i}.weight"] = random(vocab_size, width, scale=1.0)
         w[f"speculator.ln.{i}.weight"] = 1 + random(width, scale=0.1)
         w[f"speculator.ln.{i}.bias"] = random(width)
     for i in range(min(2, num_steps) if tied else num_steps):
-        w[f"speculator.proj.{i}.weight"] = random(width, HIDDEN if i == 0 else width)
+        w[f"speculator.proj.{i}.weight"] = random(width, hidden_size if i == 0 else width)
     config = {
-        "architectures": ["MLPSpeculatorPreTrainedModel"], "model_type": "mlp_speculator", "emb_dim": HIDDEN,
-        "inner_dim": inner, "n_predict": num_steps, "vocab_size": VOCAB,
+        "architectures": ["MLPSpeculatorPreTrainedModel"], "model_type": "mlp_speculator", "emb_dim": hidden_size,
+        "inner_dim": inner, "n_predict": num_steps, "vocab_size": vocab_size,
     }  # fmt: skip
     return write_folder(folder, config | ({"tie_weights": True, "scale_input": True} if tied else {}), w)
 

@@ -203,13 +203,16 @@ class NumpyMimo:
         self.target, self.weights = target, target.weights
 
     def drafts(self, ids, num_tokens):
-        """One a module: module k pairs position t with the token at t + k + 1, a draft where there is none."""
+        """One a module: module k pairs position t with the token at t + k + 1, a draft where there is none. Past the
+        last module, that one goes on over its own states."""
         text = list(ids)
         if len(text) < 2:
             return []
-        states = self.target.streams([text[:-1]])[-1, 0]
+        last = self.target.config["num_nextn_predict_layers"] - 1
+        fed, states = None, self.target.streams([text[:-1]])[-1, 0]
         for k in range(num_tokens):
-            states = self.run(k, states, text[k + 1 : k + 1 + len(states)])
+            fed, k = (states, k) if k <= last else (np.concatenate([fed, states[-1:]]), last)
+            states = self.run(k, fed, text[k + 1 : k + 1 + len(fed)])
             text.append(int((states[-1] @ self.weights["lm_head.weight"].T).argmax()))
         return text[len(ids) :]
 

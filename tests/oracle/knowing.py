@@ -196,3 +196,42 @@ def dflash() -> tuple[dict, dict[str, np.ndarray]]:
     }  # fmt: skip
     weights = {f"layers.0.{name}": tensor for name, tensor in layer.items()}
     return config, weights | {"fc.weight": fc, "hidden_norm.weight": ONES, "norm.weight": ONES}
+
+
+def dspark(reads: str = "stream") -> tuple[dict, dict[str, np.ndarray]]:
+    """A block of two that drafts from its anchor on, by the first "stream" of the token before, or, in the block, by
+    that token itself; or by the "token" before through the Markov head alone, over a backbone that says nothing."""
+    layer = LAYER | lagging(SIZE, 1.0)
+    layer |= {f"self_attn.{part}_norm.weight": np.full(HEAD_SIZE, 50.0, np.float32) for part in "qk"}
+    layer["self_attn.v_proj.weight"] = ONE
+    weights = {"fc.weight": np.concatenate([move(CODES[STREAMS[0]], IDS), NONE], axis=1), "lm_head.weight": NONE}
+    weights |= {"hidden_norm.weight": ONES, "norm.weight": ONES}
+    weights |= {"markov_head.markov_w1.weight": ONE, "markov_head.markov_w2.weight": matrix(NEXT)}
+    if reads == "stream":
+        del weights["lm_head.weight"]  # the target's is meant
+        layer["self_attn.o_proj.weight"] = 5 * move(IDS, FINAL[NEXT])
+        weights["markov_head.markov_w2.weight"] = NONE
+    config = ONE_LAYER | {
+        "architectures": ["Qwen3DSparkModel"], "model_type": "qwen3", "block_size": 2, "mask_token_id": MASK,
+        "target_layer_ids": [STREAMS[0] - 1, STREAMS[1] - 1], "markov_rank": SIZE, "markov_head_type": "vanilla",
+    }  # fmt: skip
+    return config, weights | {f"layers.0.{name}": tensor for name, tensor in layer.items()}
+
+
+def p_eagle() -> tuple[dict, dict[str, np.ndarray]]:
+    """By the first stream that it reads, and in a mask's place by what attention finds one place before."""
+    config, weights = eagle3("stream")
+    found = lagging(2 * SIZE, 24.0)
+    found["self_attn.v_proj.weight"] = np.concatenate([NONE, ONE], axis=1)
+    found["self_attn.o_proj.weight"] = (0.5 / NORM * matrix(NEXT)).astype(np.float32)  # half as loud as a stream
+    weights |= {f"midlayer.{name}": tensor for name, tensor in found.items()}
+    return config | {"mask_token_id": MASK}, weights | {
+        "mask_hidden": np.zeros((1, 1, len(STREAMS) * SIZE), np.float32)
+    }
+
+
+def pard() -> tuple[dict, dict[str, np.ndarray]]:
+    """A model of one layer, which looks a token back: a mask says what follows the token that would follow that."""
+    layer = LAYER | lagging(SIZE, 24.0) | {"self_attn.v_proj.weight": ONE, "self_attn.o_proj.weight": matrix(NEXT)}
+    weights = {"model.embed_tokens.weight": ONE, "model.norm.weight": ONES, "lm_head.weight": matrix(NEXT)}
+    return ONE_LAYER | {"pard_token": MASK}, weights | {f"model.layers.0.{key}": one for key, one in layer.items()}

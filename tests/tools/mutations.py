@@ -6,7 +6,7 @@ Each drafter is one that knows its target (`tests/oracle/knowing.py`), so that w
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,25 +14,20 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxspec.config.engine import EngineConfig
-from jaxspec.engine import build
+from jaxspec.engine.build import EngineParts
+from tests.lossless.engines import DEFAULTS, make_parts
 from tests.oracle import knowing
 from tests.oracle.folders import write_folder
-from tests.oracle.knowing import FINAL, MASK, NEXT, ONE, SIZE
+from tests.oracle.knowing import FINAL, MASK, NEXT, ONE, SIZE, matrix
 
 K = 2
-SMALL = {
-    "dtype": "float32", "max_model_len": 64, "max_num_seqs": 2, "max_num_batched_tokens": 16, "block_size": 8,
-    "compilation_cache_dir": None, "gpu_memory_utilization": 0.2, "enable_structured_outputs": False,
-}  # fmt: skip
+SMALL = {"max_num_seqs": 2, "block_size": 8}
 
 
-def load_pair(model, speculative_config) -> tuple[EngineConfig, Any]:
+def load_pair(model, speculative_config) -> tuple[EngineConfig, EngineParts]:
     """(config, parts) as an engine is built, but that nothing is compiled."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "Programs", lambda *args, **more: SimpleNamespace(plan=[], compile_seconds=0.0))
-        patch.setattr(build, "_log_plan", lambda *args: None)
-        config = EngineConfig(model=str(model), speculative_config=speculative_config, **SMALL)
-        return config, build.build(config)
+    config = EngineConfig(model=str(model), speculative_config=speculative_config, **(DEFAULTS | SMALL))
+    return config, make_parts(model, speculative_config, **SMALL)
 
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -67,6 +62,10 @@ def halves_exchanged(fc):
 
 def scrambled(rows):
     return rows[np.random.default_rng(5).permutation(len(rows))]
+
+
+def transposed(matrix):
+    return matrix.T
 
 
 def with_eight_more(table):
@@ -181,6 +180,10 @@ EAGLE3 = {
     "a strange embedding": Mutation(
         {"embed_tokens.weight": scrambled}, reads=("before",), named="embedding of the target"
     ),
+    "transposed fc": Mutation({"fc.weight": transposed}, refused=("fc.weight", "[96, 32]", "[32, 96]")),
+    "an id map one too high": Mutation(
+        _REDUCED | {"d2t": np.ones(20, np.int64)}, _SMALL_VOCABULARY, useless=True
+    ),
     "ids exchanged in the map": Mutation({"d2t": np.roll(np.arange(SIZE), 1) - np.arange(SIZE)}, useless=True),
 }  # fmt: skip
 
@@ -205,6 +208,7 @@ MEDUSA = {
     "more drafts than heads": Mutation(more={"num_speculative_tokens": 4}, refused=("num_speculative_tokens=4", "3")),
     "truncated file": TRUNCATED,
     "wrong dtype": not_floats("1.1.weight"),
+    "scrambled heads": Mutation({f"{i}.1.weight": scrambled for i in range(3)}, useless=True),
     "heads from the next token on": Mutation(
         {f"{i}.1.weight": knowing.move(FINAL, knowing.power(NEXT, i + 1)) for i in range(3)}, named="heads one earlier"
     ),
@@ -265,6 +269,59 @@ DFLASH = {
     "rope theta": Mutation(config={"rope_theta": 1e6}, named="rope of the target"),
 }  # fmt: skip
 
+W1, W2 = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight"
+DSPARK = {
+    "renamed key": renamed(f"layers.0.{UP}"),
+    "missing norm": missing("hidden_norm.weight", "[32]"),
+    "missing table": missing(W2, "[32, 32]"),
+    "misshaped table": misshaped(W1, SIZE, 16, words=("[32, 32]",)),
+    "another rank": Mutation(config={"markov_rank": 16}, refused=(W1, "[32, 32]", "[32, 16]")),
+    "another kind": Mutation(config={"markov_head_type": "rnn"}, refused=("missing", "joint_proj.weight")),
+    "no such kind": Mutation(config={"markov_head_type": "fir"}, refused=("markov_head_type", "'fir'")),
+    "wrong fc width": misshaped("fc.weight", SIZE, 48, words=("[32, 64]",)),
+    "other hidden size": Mutation(config={"hidden_size": 24}, refused=("24", "32")),
+    "another vocabulary": Mutation(config={"vocab_size": 30}, refused=("30", "32")),
+    "layers that are not there": Mutation(config={"target_layer_ids": [1, 7]}, refused=("[2, 8]", "0..5")),
+    "no mask token": Mutation(config={"mask_token_id": None}, refused=("mask_token_id",)),
+    "a mask token outside the vocabulary": Mutation(config={"mask_token_id": 99}, refused=("mask_token_id=99", "32")),
+    "missing id map": Mutation({"lm_head.weight": zeros(20, SIZE)}, {"draft_vocab_size": 20}, refused=("d2t", "20")),
+    "extra tensor": unexpected(f"layers.1.{UP}", SIZE, SIZE),
+    "asked for as dflash": Mutation(more={"method": "dflash"}, refused=("'dflash'", "dspark", "Qwen3DSpark")),
+    "more drafts than the block holds": Mutation(
+        more={"num_speculative_tokens": 3}, refused=("num_speculative_tokens=3", "2")
+    ),
+    "a confidence head": Mutation(
+        {"confidence_head.proj.weight": zeros(1, 2 * SIZE)}, logged=("confidence head: left unread",)
+    ),
+    "quantisation flag": QUANTISED,
+    "truncated file": TRUNCATED,
+    "wrong dtype": not_floats(W1),
+    "streams for layers": Mutation(config={"target_layer_ids": [2, 3]}, named="target layers one earlier"),
+    "the anchor says nothing": Mutation(
+        config={"sample_from_anchor": False, "block_size": 3}, named="sample_from_anchor"
+    ),
+    "rope theta": Mutation(config={"rope_theta": 1e6}, named="rope of the target"),
+    "another successor": Mutation({W1: matrix(NEXT), W2: matrix(NEXT)}, reads=("token",), useless=True),
+}  # fmt: skip
+
+P_EAGLE = {
+    "renamed key": EAGLE3["renamed key"],
+    "missing state of masks": Mutation(
+        {"mask_hidden": ...}, more={"method": "p_eagle"}, refused=("mask_hidden", "P-EAGLE", "parallel_drafting")
+    ),
+    "misshaped state of masks": misshaped("mask_hidden", 1, 1, 64, words=("[96]",)),
+    "no mask token": Mutation(config={"mask_token_id": None}, refused=("mask_token_id", "pard_token")),
+    "a mask token outside the vocabulary": Mutation(config={"mask_token_id": 99}, refused=("mask_token_id=99", "32")),
+    **{
+        name: EAGLE3[name]
+        for name in (
+            "missing id map", "wrong fc width", "other hidden size", "truncated file", "wrong dtype",
+            "layers one too high", "norm_before_residual", "ids exchanged in the map",
+        )
+    },
+    "rope theta": Mutation(config={"rope_theta": 1e6}, named="rope of the target"),
+}  # fmt: skip
+
 MTP = {
     "renamed key": renamed(f"mtp.layers.0.{UP}"),
     "missing projection": missing("mtp.fc.weight", "[32, 64]"),
@@ -305,22 +362,50 @@ DRAFT_MODEL = {
     "wrong dtype": not_floats(f"model.layers.0.{DOWN}"),
 }  # fmt: skip
 
+_ONE_LAYER = "model.layers.0."
+PARD = {
+    "renamed key": Mutation(
+        {_ONE_LAYER + UP: ..., "up.weight": ONE},
+        refused=("missing", _ONE_LAYER + UP, "unexpected", "up.weight [32, 32]"),
+    ),
+    "missing tensor": missing(_ONE_LAYER + DOWN, "[32, 32]"),
+    "misshaped tensor": misshaped(_ONE_LAYER + DOWN, SIZE, 16),
+    "no mask token": Mutation(
+        config={"pard_token": None}, more={"method": "pard"}, refused=("mask token", "pard_token")
+    ),
+    "a mask token that is none": Mutation(
+        config={"pard_token": "m"}, more={"method": "pard"}, refused=("pard_token", "'m'")
+    ),
+    "asked for as eagle3": Mutation(more={"method": "eagle3"}, refused=("'eagle3'", "pard", "pard_token")),
+    "a layer too many": Mutation(config={"num_hidden_layers": 2}, refused=("missing", f"model.layers.1.{UP}")),
+    **{
+        name: DRAFT_MODEL[name]
+        for name in ("other hidden size", "another vocabulary", "quantisation flag", "truncated file", "wrong dtype")
+    },
+    "rope theta": Mutation(config={"rope_theta": 1e6}, named="rope of the target"),
+    "rows in pairs": Mutation(
+        {f"{_ONE_LAYER}self_attn.{part}_proj.weight": knowing.in_pairs for part in "qk"}, named="interleaved rotation"
+    ),
+}  # fmt: skip
+
 TABLE: dict[str, dict[str, Mutation]] = {
-    "eagle": EAGLE, "eagle3": EAGLE3, "medusa": MEDUSA, "mlp_speculator": MLP_SPECULATOR, "dflash": DFLASH, "mtp": MTP,
-    "draft_model": DRAFT_MODEL,
+    "eagle": EAGLE, "eagle3": EAGLE3, "p_eagle": P_EAGLE, "medusa": MEDUSA, "mlp_speculator": MLP_SPECULATOR,
+    "dflash": DFLASH, "dspark": DSPARK, "mtp": MTP, "draft_model": DRAFT_MODEL, "pard": PARD,
 }  # fmt: skip
 MAKERS: dict[str, Callable[..., tuple[dict, dict[str, np.ndarray]]]] = {
-    "eagle": knowing.eagle, "eagle3": knowing.eagle3, "medusa": knowing.medusa,
-    "mlp_speculator": knowing.mlp_speculator, "dflash": knowing.dflash,
+    "eagle": knowing.eagle, "eagle3": knowing.eagle3, "p_eagle": knowing.p_eagle, "medusa": knowing.medusa,
+    "mlp_speculator": knowing.mlp_speculator, "dflash": knowing.dflash, "dspark": knowing.dspark, "pard": knowing.pard,
 }  # fmt: skip
 
 
 def cases(
-    is_wanted: Callable[[Mutation], Any], is_quick: Callable[[Mutation], Any] = lambda mutation: True
+    is_wanted: Callable[[Mutation], Any], is_quick: Callable[[str, Mutation], Any] = lambda method, mutation: True
 ) -> list[Any]:
     """Those of the table, as parameters (method, mutation), heavy where they are not quick."""
     return [
-        pytest.param(method, mutation, id=f"{method}: {name}", marks=() if is_quick(mutation) else (pytest.mark.heavy,))
+        pytest.param(
+            method, mutation, id=f"{method}: {name}", marks=() if is_quick(method, mutation) else (pytest.mark.heavy,)
+        )
         for method, mutations in TABLE.items()
         for name, mutation in mutations.items()
         if is_wanted(mutation)

@@ -17,6 +17,7 @@ from jaxspec.step import pack, rounds
 from jaxspec.tools import verify
 from jaxspec.tools.checks import rule_of
 from jaxspec.types import Verdict
+from tests.lossless import faults
 from tests.lossless.engines import draft_model, full_sizes_alone, make_engine, ngram
 from tests.oracle.folders import write_like, write_llama
 from tests.quick import heavy_but, heavy_but_first
@@ -136,8 +137,8 @@ JUDGES = {
     "sampler": faulty.sampler(None),
     "greedy": faulty.greedy(None),
     "often wrong": often_wrong,
-    **{fault: faulty.sampler(fault) for fault in faulty.SAMPLED_FAULTS},
-    **{fault: faulty.greedy(fault) for fault in faulty.GREEDY_FAULTS},
+    **{fault: faulty.sampler(fault) for fault in faults.SAMPLED_FAULTS},
+    **{fault: faulty.greedy(fault) for fault in faults.GREEDY_FAULTS},
 }
 
 
@@ -238,8 +239,8 @@ def test_the_judge_without_a_fault_passes(ask):
 
 
 def test_every_fault_is_tried():
-    assert tuple(SAMPLED_FAULTS) == faulty.SAMPLED_FAULTS
-    assert tuple(GREEDY_FAULTS) == faulty.GREEDY_FAULTS
+    assert tuple(SAMPLED_FAULTS) == faults.SAMPLED_FAULTS
+    assert tuple(GREEDY_FAULTS) == faults.GREEDY_FAULTS
 
 
 @pytest.mark.parametrize("name", ["ngram", "sampled"])

@@ -1,10 +1,9 @@
 """Host. Prompts from a file: JSON lines, each with messages and perhaps a kind."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-from jaxspec.errors import ConfigError
+from jaxspec.text.prompt_lines import read_prompt_lines
 from jaxspec.train.data.shards import KINDS
 
 
@@ -13,26 +12,12 @@ def read_prompts(path: Path) -> list[tuple[str, list[dict[str, Any]]]]:
 
     Raises: ConfigError naming the line.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read prompts from {path} ({error}); give a JSONL file") from None
-    found = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            entry = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"{path}:{number} is not JSON ({error}); write one object a line") from None
-        kind = entry.get("kind", "chat") if isinstance(entry, dict) else None
-        messages = entry.get("messages") if isinstance(entry, dict) else None
-        if kind not in KINDS or not isinstance(messages, list) or not messages:
-            raise ConfigError(
-                f'{path}:{number} must hold {{"messages": [...]}} and perhaps a kind of {", ".join(KINDS)}, '
-                f"got {line[:100]!r}"
-            )
-        found.append((kind, messages))
-    if not found:
-        raise ConfigError(f"{path} holds no prompts; write one JSON object a line")
-    return found
+    return read_prompt_lines(path, _prompt, f"messages, and perhaps a kind of {', '.join(KINDS)}")
+
+
+def _prompt(row: dict[str, Any], number: int) -> tuple[str, list[dict[str, Any]]]:
+    del number
+    kind, messages = row.get("kind", "chat"), row["messages"]
+    if kind not in KINDS or not isinstance(messages, list) or not messages:
+        raise ValueError(f"got {kind=}, {messages=!r:.100}")
+    return kind, messages

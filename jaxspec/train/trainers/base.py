@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from jaxspec.models.base import random_weights
 from jaxspec.train.batches import Batch
 from jaxspec.types import ArraySpec
 
@@ -61,13 +62,20 @@ def soft_cross_entropy(logits_BTV: jax.Array, teacher_BTV: jax.Array) -> jax.Arr
     return -jnp.sum(prob_teacher * jax.nn.log_softmax(logits_BTV, axis=-1), axis=-1)
 
 
+def taught(logits_BTV: jax.Array, teacher_BTV: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(loss_BT, is_right_BT) of guesses beside the target's own logits, which no gradient enters."""
+    teacher_BTV = jax.lax.stop_gradient(teacher_BTV)
+    is_right_BT = jnp.argmax(logits_BTV, axis=-1) == jnp.argmax(teacher_BTV, axis=-1)
+    return soft_cross_entropy(logits_BTV, teacher_BTV), is_right_BT
+
+
 class Guess(NamedTuple):
     """The k-th guesses of all chains, as a trainer compares them."""
 
     loss_BT: jax.Array  # f32
     is_right_BT: jax.Array  # bool
     is_asked_BT: jax.Array  # bool
-    is_taught_BT: jax.Array  # bool, subset of asked
+    is_taught_BT: jax.Array | None = None  # bool, subset of asked; None: all of them
 
 
 def total(guesses: list[Guess], decay: float) -> tuple[jax.Array, Metrics]:
@@ -75,8 +83,9 @@ def total(guesses: list[Guess], decay: float) -> tuple[jax.Array, Metrics]:
     loss, columns = jnp.float32(0), []
     is_alive_BT = jnp.ones_like(guesses[0].is_right_BT)
     for k, guess in enumerate(guesses):
-        taught = guess.is_taught_BT.astype(jnp.float32)
-        loss_sum, num_taught = jnp.sum(guess.loss_BT * taught), jnp.sum(taught)
+        is_taught_BT = guess.is_asked_BT if guess.is_taught_BT is None else guess.is_taught_BT
+        weight_BT = is_taught_BT.astype(jnp.float32)
+        loss_sum, num_taught = jnp.sum(guess.loss_BT * weight_BT), jnp.sum(weight_BT)
         loss = loss + decay**k * loss_sum / jnp.maximum(num_taught, 1.0)
         is_alive_BT &= guess.is_right_BT
         counts = [
@@ -90,6 +99,11 @@ def total(guesses: list[Guess], decay: float) -> tuple[jax.Array, Metrics]:
         columns.append([loss_sum, num_taught, *counts])
     sums = [jnp.stack(column) for column in zip(*columns, strict=True)]
     return loss, jax.lax.stop_gradient(Metrics(*sums))
+
+
+def random_params(specs: Any, seed: int) -> Params:
+    """Random parameters, f32 as what is trained is."""
+    return jax.tree.map(lambda x: x.astype(jnp.float32), random_weights(specs, seed))
 
 
 def as_specs_say(params: Params, specs: Any) -> Params:

@@ -16,14 +16,14 @@ import numpy as np
 from jaxspec.config.heads import DflashConfig
 from jaxspec.config.hf_heads import head_config
 from jaxspec.config.model import ModelConfig
-from jaxspec.models.base import Tokens, random_weights
+from jaxspec.models.base import Tokens
 from jaxspec.models.heads import dflash as head_of
 from jaxspec.models.heads.base import head_logits
 from jaxspec.train.batches import Batch
 from jaxspec.train.config import DflashHead
 from jaxspec.train.export import pieces, write_drafter
 from jaxspec.train.target import FrozenTarget
-from jaxspec.train.trainers.base import Guess, Trainer, as_specs_say, soft_cross_entropy, total
+from jaxspec.train.trainers.base import Guess, Trainer, as_specs_say, random_params, soft_cross_entropy, total
 from jaxspec.train.trainers.layers import fused_rows, layer_values
 from jaxspec.types import BlockPool
 
@@ -105,7 +105,7 @@ def dflash(
         write_drafter(folder, hf_config(head, target.config), tensors, dtype)
 
     def init():
-        params = jax.tree.map(lambda x: x.astype(jnp.float32), random_weights(specs, seed))
+        params = random_params(specs, seed)
         copied = {"final_norm": jnp.array(target_weights["final_norm"], jnp.float32)}
         if target_ids is not None:
             full_VD = target_weights["embed"] if target.config.tie_word_embeddings else target_weights["head"]

@@ -20,7 +20,7 @@ from jaxspec.train.batches import Batch
 from jaxspec.train.config import DraftModelHead
 from jaxspec.train.export import pieces, write_drafter
 from jaxspec.train.target import FrozenTarget, whole_rows
-from jaxspec.train.trainers.base import Guess, Trainer, as_specs_say, is_answer, soft_cross_entropy, total
+from jaxspec.train.trainers.base import Guess, Trainer, as_specs_say, is_answer, taught, total
 from jaxspec.train.trainers.layers import fused_rows
 from jaxspec.weights.export_config import hf_configs
 
@@ -52,8 +52,7 @@ def draft_model(head: DraftModelHead, target: FrozenTarget, target_weights: Any,
         )
         compare = jax.checkpoint(functools.partial(_compare, config, target))
         loss_BT, is_right_BT = compare(weights, frozen["target"], own_BTD, hidden_BTD)
-        asked_BT = is_answer(batch, 1)
-        return total([Guess(loss_BT, is_right_BT, asked_BT, asked_BT)], 1.0)
+        return total([Guess(loss_BT, is_right_BT, is_answer(batch, 1))], 1.0)
 
     def init():
         picked_weights = target_weights | {"layers": [target_weights["layers"][i] for i in picked]}
@@ -74,7 +73,4 @@ def draft_model(head: DraftModelHead, target: FrozenTarget, target_weights: Any,
 
 def _compare(config, target: FrozenTarget, own, frozen, own_BTD, hidden_BTD) -> tuple[jax.Array, jax.Array]:
     """(loss_BT, is_right_BT); neither side's logits are kept for the gradient."""
-    logits_BTV = llama.FAMILY.logits(own, config, own_BTD)
-    teacher_BTV = jax.lax.stop_gradient(target.logits(frozen, hidden_BTD))
-    is_right_BT = jnp.argmax(logits_BTV, axis=-1) == jnp.argmax(teacher_BTV, axis=-1)
-    return soft_cross_entropy(logits_BTV, teacher_BTV), is_right_BT
+    return taught(llama.FAMILY.logits(own, config, own_BTD), target.logits(frozen, hidden_BTD))

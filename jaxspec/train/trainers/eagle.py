@@ -7,7 +7,6 @@ section 3.2, where EAGLE itself adds noise to the target's.
 """
 
 import functools
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,20 +15,20 @@ import jax.numpy as jnp
 from jaxspec.config.heads import EagleConfig
 from jaxspec.config.hf_heads import head_config
 from jaxspec.config.model import ModelConfig
-from jaxspec.models.base import random_weights
 from jaxspec.models.chains import new_chains, next_pass
 from jaxspec.models.heads import eagle as eagle_head
 from jaxspec.train.batches import Batch
 from jaxspec.train.config import EagleHead
-from jaxspec.train.export import pieces, write_drafter
+from jaxspec.train.export import exporter
 from jaxspec.train.target import FrozenTarget, whole_rows
 from jaxspec.train.trainers.base import (
     Guess,
     Trainer,
     as_specs_say,
     is_answer,
+    random_params,
     shifted,
-    soft_cross_entropy,
+    taught,
     total,
 )
 from jaxspec.train.trainers.layers import fused_rows, layer_values
@@ -74,25 +73,18 @@ def eagle(head: EagleHead, target: FrozenTarget, target_weights: Any, *, dtype: 
             pool = next_pass(pool)
             compare = jax.checkpoint(functools.partial(_compare, target, head.token_weight))
             loss_BT, is_right_BT = compare(frozen["target"], state_BTD, shifted(hidden_BTD, 1 + k))
-            asked_BT = is_answer(batch, 2 + k)
-            guesses.append(Guess(loss_BT, is_right_BT, asked_BT, asked_BT))
+            guesses.append(Guess(loss_BT, is_right_BT, is_answer(batch, 2 + k)))
         return total(guesses, head.step_decay)
 
-    def init():
-        return jax.tree.map(lambda x: x.astype(jnp.float32), random_weights(specs, seed))
-
-    def export(params, folder: Path) -> None:
-        tensors = pieces(params, specs, eagle_head.name_table(config, ()), fused_rows(model))
-        write_drafter(folder, hf_config(head, target.config), tensors, dtype)
-
+    table = eagle_head.name_table(config, ())
+    export = exporter(hf_config(head, target.config), specs, table, dtype, rows=fused_rows(model))
+    init = functools.partial(random_params, specs, seed)
     return Trainer(init, loss, export, {"target": target_weights}, head.num_steps, "eagle", head.num_steps)
 
 
 def _compare(target: FrozenTarget, token_weight: float, frozen, state_BTD, hidden_BTD) -> tuple[jax.Array, jax.Array]:
     """(loss_BT, is_right_BT); no logits are kept for the gradient."""
-    logits_BTV = target.logits(frozen, state_BTD)
-    teacher_BTV = jax.lax.stop_gradient(target.logits(frozen, hidden_BTD))
     apart_BTD = jnp.abs(state_BTD - hidden_BTD)
     smooth_BTD = jnp.where(apart_BTD < 1, 0.5 * jnp.square(apart_BTD), apart_BTD - 0.5)
-    loss_BT = jnp.mean(smooth_BTD, axis=-1) + token_weight * soft_cross_entropy(logits_BTV, teacher_BTV)
-    return loss_BT, jnp.argmax(logits_BTV, axis=-1) == jnp.argmax(teacher_BTV, axis=-1)
+    loss_BT, is_right_BT = taught(target.logits(frozen, state_BTD), target.logits(frozen, hidden_BTD))
+    return jnp.mean(smooth_BTD, axis=-1) + token_weight * loss_BT, is_right_BT

@@ -17,7 +17,6 @@ from jaxspec.config.heads import EagleConfig
 from jaxspec.config.hf_heads import head_config
 from jaxspec.config.model import ModelConfig
 from jaxspec.errors import ConfigError
-from jaxspec.models.base import random_weights
 from jaxspec.models.chains import new_chains, next_pass
 from jaxspec.models.heads import eagle
 from jaxspec.models.heads.base import head_logits
@@ -30,6 +29,7 @@ from jaxspec.train.trainers.base import (
     Trainer,
     as_specs_say,
     is_answer,
+    random_params,
     shifted,
     soft_cross_entropy,
     total,
@@ -136,7 +136,7 @@ def eagle3(
         write_drafter(folder, hf_config(head, target.config), tensors, dtype)
 
     def init():
-        params = jax.tree.map(lambda x: x.astype(jnp.float32), random_weights(specs, seed))
+        params = random_params(specs, seed)
         return params if head.start == "random" else _like_target(params, target, target_weights, target_ids, config)
 
     return Trainer(init, loss, export, frozen, head.num_steps, "eagle3", head.num_steps)

@@ -5,18 +5,16 @@ target's next-token guess. Source: Cai et al. 2024, section 2.2.1 (Medusa-1, wit
 """
 
 import functools
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxspec.config.heads import MedusaConfig
 from jaxspec.models.heads import medusa as medusa_head
 from jaxspec.train.batches import Batch
 from jaxspec.train.config import MedusaHead
-from jaxspec.train.export import pieces, write_drafter
+from jaxspec.train.export import exporter
 from jaxspec.train.target import FrozenTarget
 from jaxspec.train.trainers.base import (
     Guess,
@@ -25,7 +23,7 @@ from jaxspec.train.trainers.base import (
     is_answer,
     is_spec,
     shifted,
-    soft_cross_entropy,
+    taught,
     total,
 )
 
@@ -52,31 +50,24 @@ def medusa(head: MedusaHead, target: FrozenTarget, target_weights: Any, *, dtype
             own_BTD = hidden_NKD[:, k].reshape(B, T, D)
             compare = jax.checkpoint(functools.partial(_compare, target))
             loss_BT, is_right_BT = compare(frozen["target"], own_BTD, shifted(hidden_BTD, 1 + k))
-            asked_BT = is_answer(batch, 2 + k)
-            guesses.append(Guess(loss_BT, is_right_BT, asked_BT, asked_BT))
+            guesses.append(Guess(loss_BT, is_right_BT, is_answer(batch, 2 + k)))
         return total(guesses, head.head_decay)
 
     def init():
         return jax.tree.map(lambda spec: jnp.zeros(spec.shape, jnp.float32), specs, is_leaf=is_spec)
 
-    def export(params, folder: Path) -> None:
-        values = {
-            "architectures": ["MedusaModel"],
-            "model_type": "medusa",
-            "medusa_num_heads": head.num_heads,
-            "medusa_num_layers": head.num_blocks,
-            "hidden_size": config.hidden_size,
-            "vocab_size": config.draft_vocab_size,
-        }
-        tensors: dict[str, np.ndarray] = pieces(params, specs, medusa_head.name_table(config, ()), {})
-        write_drafter(folder, values, tensors, dtype)
-
+    values = {
+        "architectures": ["MedusaModel"],
+        "model_type": "medusa",
+        "medusa_num_heads": head.num_heads,
+        "medusa_num_layers": head.num_blocks,
+        "hidden_size": config.hidden_size,
+        "vocab_size": config.draft_vocab_size,
+    }
+    export = exporter(values, specs, medusa_head.name_table(config, ()), dtype)
     return Trainer(init, loss, export, {"target": target_weights}, head.num_heads, "medusa", head.num_heads)
 
 
 def _compare(target: FrozenTarget, frozen, own_BTD, hidden_BTD) -> tuple[jax.Array, jax.Array]:
     """(loss_BT, is_right_BT); neither side's logits are kept for the gradient."""
-    logits_BTV = target.logits(frozen, own_BTD)
-    teacher_BTV = jax.lax.stop_gradient(target.logits(frozen, hidden_BTD))
-    is_right_BT = jnp.argmax(logits_BTV, axis=-1) == jnp.argmax(teacher_BTV, axis=-1)
-    return soft_cross_entropy(logits_BTV, teacher_BTV), is_right_BT
+    return taught(target.logits(frozen, own_BTD), target.logits(frozen, hidden_BTD))

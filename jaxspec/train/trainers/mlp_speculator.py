@@ -6,27 +6,25 @@ place of the text's own tokens.
 """
 
 import functools
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxspec.config.heads import MlpSpeculatorConfig
-from jaxspec.models.base import random_weights
 from jaxspec.models.heads import mlp_speculator as speculator
 from jaxspec.train.batches import Batch
 from jaxspec.train.config import MlpSpeculatorHead
-from jaxspec.train.export import pieces, write_drafter
+from jaxspec.train.export import exporter
 from jaxspec.train.target import FrozenTarget
 from jaxspec.train.trainers.base import (
     Guess,
     Trainer,
     as_specs_say,
     is_answer,
+    random_params,
     shifted,
-    soft_cross_entropy,
+    taught,
     total,
 )
 
@@ -60,28 +58,21 @@ def mlp_speculator(
             token_N = shifted(batch.token_ids_BT, 1 + k).reshape(B * T)
             teacher_ND = shifted(hidden_BTD, 1 + k).reshape(B * T, D)
             state_NX, loss_N, is_right_N = advance(weights, frozen["target"], state_NX, token_N, teacher_ND)
-            asked_BT = is_answer(batch, 2 + k)
-            guesses.append(Guess(loss_N.reshape(B, T), is_right_N.reshape(B, T), asked_BT, asked_BT))
+            guesses.append(Guess(loss_N.reshape(B, T), is_right_N.reshape(B, T), is_answer(batch, 2 + k)))
         return total(guesses, head.step_decay)
 
-    def init():
-        return jax.tree.map(lambda x: x.astype(jnp.float32), random_weights(specs, seed))
-
-    def export(params, folder: Path) -> None:
-        values = {
-            "architectures": ["MLPSpeculatorPreTrainedModel"],
-            "model_type": "mlp_speculator",
-            "emb_dim": config.hidden_size,
-            "inner_dim": config.inner_size,
-            "vocab_size": config.vocab_size,
-            "n_predict": config.num_steps,
-            "tie_weights": config.is_tied,
-            "scale_input": config.scale_input,
-        }
-        tensors: dict[str, np.ndarray] = pieces(params, specs, speculator.name_table(config, ()), {})
-        write_drafter(folder, values, tensors, dtype)
-
-    frozen = {"target": target_weights}
+    values = {
+        "architectures": ["MLPSpeculatorPreTrainedModel"],
+        "model_type": "mlp_speculator",
+        "emb_dim": config.hidden_size,
+        "inner_dim": config.inner_size,
+        "vocab_size": config.vocab_size,
+        "n_predict": config.num_steps,
+        "tie_weights": config.is_tied,
+        "scale_input": config.scale_input,
+    }
+    export = exporter(values, specs, speculator.name_table(config, ()), dtype)
+    init, frozen = functools.partial(random_params, specs, seed), {"target": target_weights}
     return Trainer(init, loss, export, frozen, head.num_steps, "mlp_speculator", head.num_steps)
 
 
@@ -90,6 +81,4 @@ def _advance(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(state_NF, loss_N, is_right_N) of a step; no logits are kept for the gradient."""
     state_NF, logits_NV = speculator.step(weights, config, index, state_NX, token_N)
-    teacher_NV = jax.lax.stop_gradient(target.logits(frozen, teacher_ND[None])[0])
-    is_right_N = jnp.argmax(logits_NV, axis=-1) == jnp.argmax(teacher_NV, axis=-1)
-    return state_NF, soft_cross_entropy(logits_NV, teacher_NV), is_right_N
+    return state_NF, *taught(logits_NV, target.logits(frozen, teacher_ND[None])[0])
