@@ -105,7 +105,8 @@ def connect() -> Links:
         HostError: they did not come.
     """
     rank, num_hosts, job = jax.process_index(), jax.process_count(), distributed.global_state
-    assert job.client is not None and job.coordinator_address is not None
+    assert job.client is not None
+    assert job.coordinator_address is not None
     if rank == 0:
         token = secrets.token_hex(16)
         dual = socket.has_dualstack_ipv6()
@@ -120,7 +121,9 @@ def connect() -> Links:
         own = socket.create_connection((host, int(port)), timeout=_JOIN_S)
         own.sendall(_HEAD.pack(VALUE, len(token) + 8) + token.encode() + struct.pack("<Q", rank))
     except (OSError, jax.errors.JaxRuntimeError) as error:
-        raise HostError(f"host {rank} cannot reach host 0 ({error}); let its ports be reached from all hosts") from error
+        raise HostError(
+            f"host {rank} cannot reach host 0 ({error}); let its ports be reached from all hosts"
+        ) from error
     return Links(rank, num_hosts, {0: own})
 
 

@@ -27,8 +27,8 @@ def start(nnodes: int | Literal["auto"], node_rank: int | None, master_addr: str
         jax.distributed.initialize(address, None if nnodes == "auto" else nnodes, node_rank)
     except (ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"the processes of a job must find each other, got {told}, and JAX says: {error}; give nnodes, node_rank and "
-            "master_addr to each, or nnodes: auto where the cluster tells them, and start all of them"
+            f"the processes of a job must find each other, got {told}, and JAX says: {error}; give nnodes, node_rank "
+            "and master_addr to each, or nnodes: auto where the cluster tells them, and start all of them"
         ) from error
     if nnodes not in ("auto", jax.process_count()):
         raise ConfigError(f"{nnodes=} must be the processes of the job, which are {jax.process_count()}; correct it")

@@ -249,7 +249,18 @@ def _build(
     if resolved.enable_structured_outputs and tokenizer is not None:
         grammars = GrammarCompiler(tokenizer, checkpoint.config.vocab_size, checkpoint.config.eos_token_ids)
     return EngineParts(
-        resolved, target, proposer, host_proposer, weights, state, new_state, programs, tokenizer, grammars, costs, hosts
+        resolved,
+        target,
+        proposer,
+        host_proposer,
+        weights,
+        state,
+        new_state,
+        programs,
+        tokenizer,
+        grammars,
+        costs,
+        hosts,
     )
 
 

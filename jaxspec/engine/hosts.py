@@ -101,10 +101,11 @@ class Hosts:
         every = [json.loads(one) for one in self._links.exchange(json.dumps(own).encode())]
         for rank, one in enumerate(every):
             for what, theirs in _flat(one).items():
-                if theirs != _flat(every[0]).get(what):
+                ours = _flat(every[0]).get(what)
+                if theirs != ours:
                     raise ConfigError(
-                        f"all hosts of a job must have the same {what}, got {_flat(every[0]).get(what)!r} on host 0 and "
-                        f"{theirs!r} on host {rank}; start them with one config, version and model"
+                        f"all hosts of a job must have the same {what}, got {ours!r} on host 0 and {theirs!r} on host "
+                        f"{rank}; start them with one config, version and model"
                     )
         least = min(every, key=lambda one: one["num_pages"])
         changes: dict[str, Any] = {name: least[name] for name in _LEAST}
@@ -228,8 +229,8 @@ class Hosts:
         wrong = [rank for rank, one in sorted(found.items()) if one != right]
         if wrong:
             self._end_all(
-                f"{_named(wrong)} made other tokens than the others in the first {count} batches of rounds; its memory, "
-                "its device or its copy of the model is at fault"
+                f"{_named(wrong)} made other tokens than the others in the first {count} batches of rounds; its "
+                "memory, its device or its copy of the model is at fault"
             )
 
     def _hear(self, rank: int, kind: bytes, payload: bytes) -> None:

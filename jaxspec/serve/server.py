@@ -31,7 +31,10 @@ INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until interrupted; of a job of several processes, in process 0. Returns the exit status: 0, 1 when the engine failed, 2 for a config that is wrong."""
+    """Serve until interrupted; of a job of several processes only process 0 does, and the others work for it.
+
+    Returns the exit status: 0, 1 when the engine failed, 2 for a config that is wrong.
+    """
     parser = argparse.ArgumentParser("jaxspec serve", description="An OpenAI-compatible server.", allow_abbrev=False)
     parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
     parser.add_argument(
