@@ -113,7 +113,10 @@ def connect() -> Links:
         family = socket.AF_INET6 if dual else socket.AF_INET
         with socket.create_server(("", 0), family=family, dualstack_ipv6=dual) as listening:
             listening.settimeout(_JOIN_S)
-            job.client.key_value_set(_KEY, f"{listening.getsockname()[1]} {token}")
+            try:
+                job.client.key_value_set(_KEY, f"{listening.getsockname()[1]} {token}")
+            except jax.errors.JaxRuntimeError as error:
+                raise HostError(f"a job has one engine, and this is another ({error}); start a job for each") from error
             return Links(0, num_hosts, _accept(listening, token, num_hosts))
     try:
         port, token = job.client.blocking_key_value_get(_KEY, int(_JOIN_S * 1000)).split()

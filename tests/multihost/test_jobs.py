@@ -52,7 +52,7 @@ def test_two_processes_say_what_one_says(folders):
 def test_four_processes_and_one_that_dies(folders):
     """The second question is never answered: process 1 is killed in it, and all others say so and end."""
     speculative = draft_model(2, folders[1], draft_tensor_parallel_size=4)
-    with start(4, folders[0], [ASKED, ASKED], speculative, {"SIGKILL": 40}) as job:
+    with start(4, folders[0], [ASKED, ASKED * 3], speculative, {"SIGKILL": 40}) as job:
         wanted = alone(folders[0], ASKED, draft_model(2, folders[1]))
         assert job.wait() == [1, -signal.SIGKILL, 1, 1], job.said
     assert job.answers == [wanted]
