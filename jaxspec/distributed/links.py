@@ -31,13 +31,6 @@ class Links:
         self._sockets = sockets
         self._sending = threading.Lock()
         self._readers: list[threading.Thread] = []
-        for one in sockets.values():
-            one.settimeout(None)
-            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a machine that is off closes nothing
-            for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
-                if hasattr(socket, name):
-                    one.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def exchange(self, own: bytes) -> list[bytes]:
         """What every process has handed in, in the order of their numbers; before `listen`.
@@ -127,7 +120,18 @@ def connect() -> Links:
         raise HostError(
             f"host {rank} cannot reach host 0 ({error}); let its ports be reached from all hosts"
         ) from error
+    _keep(own)
     return Links(rank, num_hosts, {0: own})
+
+
+def _keep(link: socket.socket) -> None:
+    """For as long as the job runs: nothing waits to be sent, and a machine that is off is noticed."""
+    link.settimeout(None)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
+        if hasattr(socket, name):
+            link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _accept(listening: socket.socket, token: str, num_hosts: int) -> dict[int, socket.socket]:
@@ -144,6 +148,7 @@ def _accept(listening: socket.socket, token: str, num_hosts: int) -> dict[int, s
         except OSError:
             hello = b""
         if len(hello) == len(token) + 8 and secrets.compare_digest(hello[:-8], token.encode()):
+            _keep(one)
             found[struct.unpack("<Q", hello[-8:])[0]] = one
         else:  # somebody else's
             one.close()

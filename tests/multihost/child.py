@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from jaxspec import Engine, SamplingParams
+from jaxspec.weights.load import Parameter
 
 
 def disturb(hosts, name):
@@ -41,13 +42,29 @@ def at_call(hosts, number, number_of_signal):
     hosts._run = stop_or_run
 
 
+def count_reads():
+    """Adds up the bytes that are read of the model's parameters."""
+    read, seen = Parameter.read, {"bytes": 0, "all": {}}
+
+    def counted(parameter, index=None):
+        array = read(parameter, index)
+        seen["bytes"] += array.nbytes
+        seen["all"][parameter.path] = int(np.prod(parameter.shape)) * array.dtype.itemsize
+        return array
+
+    Parameter.read = counted
+    return seen
+
+
 def main() -> None:
+    seen = count_reads()
     job = json.loads(sys.argv[1])
     ours = {
         name: os.environ[f"JAXSPEC_{name.upper()}"] for name in ("nnodes", "node_rank", "master_addr", "master_port")
     }
     numbers = {name: int(value) for name, value in ours.items() if name != "master_addr"}
     engine = Engine(**job["config"], **numbers, master_addr=ours["master_addr"], use_tqdm=False)
+    print(f"read {seen['bytes']} of {sum(seen['all'].values())} bytes", file=sys.stderr)
     hosts = engine.core.parts.hosts
     if not engine.is_follower:
         for asked in job["asked"]:

@@ -23,6 +23,7 @@ class Job:
         names = {"NNODES": num_processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
         shared = {f"JAXSPEC_{name}": str(value) for name, value in names.items()}
         cache = jax.config.values["jax_compilation_cache_dir"] or ""
+        shared |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
         shared |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags.strip(), "JAX_COMPILATION_CACHE_DIR": cache} | more
         self.processes = [
             subprocess.Popen(

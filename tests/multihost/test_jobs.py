@@ -1,21 +1,26 @@
 """Host. Jobs of real processes: the text is one process's, and whoever dies, stalls or differs is named."""
 
 import json
+import re
 import signal
 import urllib.request
 
 import pytest
 
 from jaxspec import SamplingParams
-from tests.lossless.engines import draft_model, make_engine, ngram
+from tests.lossless.engines import VOCAB_SIZE, draft_model, make_engine, ngram
+from tests.lossless.test_every_proposer import answer_of
 from tests.multihost.jobs import Job, free_port
-from tests.oracle.folders import add_tokenizer, write_like, write_llama
+from tests.oracle.automata import EOS, LOOP, add_byte_level_tokenizer
+from tests.oracle.folders import write_like, write_llama
+from tests.oracle.llama import NumpyLlama, assert_says
 
 GREEDY = {"temperature": 0, "max_tokens": 20, "ignore_eos": True}
 ASKED = [
     ([5, 9, 2, 7, 5, 9, 2, 7, 5], GREEDY),
     ([8, 8, 1], {"temperature": 0.8, "seed": 3, "max_tokens": 12, "ignore_eos": True}),
 ]
+PROMPT, FORM = [5, 9, 2, 5, 9, 2], dict(LOOP.constraint)
 SIZES = {"dtype": "float32", "max_model_len": 64, "max_num_batched_tokens": 16, "num_pages": 64, "block_size": 4,
          "compilation_cache_dir": None, "enable_structured_outputs": False}  # fmt: skip
 
@@ -23,8 +28,9 @@ SIZES = {"dtype": "float32", "max_model_len": 64, "max_num_batched_tokens": 16, 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """A target, and a drafter that is much like it."""
-    root = tmp_path_factory.mktemp("job")
-    target = add_tokenizer(write_llama(root / "target", seed=4, num_layers=1, num_heads=4, num_kv_heads=4))
+    root, sizes = tmp_path_factory.mktemp("job"), {"num_layers": 1, "num_heads": 4, "num_kv_heads": 4}
+    target = write_llama(root / "target", seed=4, vocab_size=VOCAB_SIZE, eos_token_id=EOS, **sizes)
+    add_byte_level_tokenizer(target)
     return str(target), str(write_like(root / "drafter", target, seed=1, noise=0.02))
 
 
@@ -34,28 +40,32 @@ def start(num_processes, folder, asked, speculative=None, faults=None, **more):
     return Job(num_processes, ["tests.multihost.child", json.dumps(job)])
 
 
-def alone(folder, asked, speculative=None):
-    """The ids that one process gives."""
-    engine = make_engine(folder, speculative, max_num_seqs=1)
-    prompts, params = [{"prompt_token_ids": ids} for ids, _ in asked], [SamplingParams(**one) for _, one in asked]
-    return [one.outputs[0].token_ids for one in engine.generate(prompts, params, use_tqdm=False)]
+def check(answers, folder):
+    """They are the naive loop's."""
+    oracle = NumpyLlama(folder)
+    for token_ids, (prompt, params) in zip(answers, ASKED, strict=True):
+        assert_says(token_ids, answer_of(oracle, prompt, SamplingParams(**params)))
 
 
 def test_two_processes_say_what_one_says(folders):
+    """And each has read its part of the weights, and of no other's."""
     with start(2, folders[0], [ASKED], ngram(2)) as job:
-        wanted = alone(folders[0], ASKED, ngram(2))  # meanwhile
         assert job.wait() == [0, 0], job.said
-    assert job.answers == [wanted]
+    check(job.answers[0], folders[0])
+    for said in job.said:
+        part, whole = map(int, re.search(r"read (\d+) of (\d+) bytes", said).groups())
+        assert part < 0.6 * whole
 
 
 @pytest.mark.heavy
 def test_four_processes_and_one_that_dies(folders):
     """The second question is never answered: process 1 is killed in it, and all others say so and end."""
     speculative = draft_model(2, folders[1], draft_tensor_parallel_size=4)
-    with start(4, folders[0], [ASKED, ASKED * 3], speculative, {"SIGKILL": 40}) as job:
-        wanted = alone(folders[0], ASKED, draft_model(2, folders[1]))
+    long = [([5, 9, index], GREEDY | {"max_tokens": 50}) for index in range(4)]
+    with start(4, folders[0], [ASKED, long], speculative, {"SIGKILL": 40}) as job:
         assert job.wait() == [1, -signal.SIGKILL, 1, 1], job.said
-    assert job.answers == [wanted]
+    assert len(job.answers) == 1
+    check(job.answers[0], folders[0])
     for rank in (0, 2, 3):
         assert "host 1 has gone" in job.last_line(rank)
 
@@ -95,18 +105,19 @@ def test_a_server_of_two_processes(folders):
     flags = [word for name, value in sizes.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     words = ["jaxspec.serve", "--config", "configs/multihost-cpu.yaml", "--model", folders[0], *flags]
     with Job(2, words) as job:
-        engine = make_engine(folders[0], ngram(4, 2, 4), max_num_seqs=1)
-        asked = [SamplingParams(temperature=0, max_tokens=20), SamplingParams(temperature=0.7, seed=5, max_tokens=20)]
-        wanted = [one.outputs[0].text for one in engine.generate(["abcabc", "abcabc"], asked, use_tqdm=False)]
+        engine = make_engine(folders[0], ngram(4, 2, 4), max_num_seqs=1, enable_structured_outputs=True)
+        asked = [{"temperature": 0}, {"temperature": 0.7, "seed": 5}, {"temperature": 0, "structured_outputs": FORM}]
+        prompts, params = [{"prompt_token_ids": PROMPT}] * 3, [SamplingParams(**one, max_tokens=20) for one in asked]
+        wanted = [one.outputs[0].text for one in engine.generate(prompts, params, use_tqdm=False)]
         for line in job.processes[0].stderr:
             if line.rstrip().endswith(": ready"):
                 break
         with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as client:
             texts = [
-                client.completions.create(model=folders[0], prompt="abcabc", temperature=one.temperature, seed=one.seed,
-                                          max_tokens=20).choices[0].text
+                client.completions.create(model=folders[0], prompt=PROMPT, max_tokens=20, extra_body=one)
                 for one in asked
-            ]  # fmt: skip
+            ]
+        texts = [one.choices[0].text for one in texts]
         assert texts == wanted
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/health") as answer:
             assert answer.status == 200
