@@ -9,6 +9,7 @@ import secrets
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -29,7 +30,7 @@ class Links:
     def __init__(self, rank: int, num_hosts: int, sockets: dict[int, socket.socket]):
         self.rank, self.num_hosts = rank, num_hosts
         self._sockets = sockets
-        self._sending = threading.Lock()
+        self._sending = {other: threading.Lock() for other in sockets}
         self._readers: list[threading.Thread] = []
 
     def exchange(self, own: bytes) -> list[bytes]:
@@ -47,10 +48,16 @@ class Links:
 
     def send(self, kind: bytes, payload: bytes = b"") -> None:
         """To every process that this one has a link to; whoever has gone is told of by `listen`."""
-        with self._sending:
-            for one in list(self._sockets.values()):
-                with suppress(OSError):
-                    one.sendall(_HEAD.pack(kind, len(payload)) + payload)
+        for rank in self._sockets:
+            self._send_to(rank, kind, payload)
+
+    def send_within(self, timeout_s: float, kind: bytes, payload: bytes = b"") -> None:
+        """The same to each at once, going on when it takes longer: a process that is stopped takes nothing in."""
+        args = (kind, payload)
+        senders = [threading.Thread(target=self._send_to, args=(rank, *args), daemon=True) for rank in self._sockets]
+        for sender in senders:
+            sender.start()
+        _join(senders, timeout_s)
 
     def listen(self, handle: Callable[[int, bytes, bytes], None]) -> None:
         """Call handle(rank, kind, payload) for whatever comes, in a thread a link; last of all with GONE."""
@@ -60,10 +67,8 @@ class Links:
             reader.start()
 
     def wait_closed(self, timeout_s: float) -> None:
-        """Until the others have closed their ends."""
-        for reader in self._readers:
-            if reader is not threading.current_thread():
-                reader.join(timeout_s)
+        """Until the others have closed their ends, or so long."""
+        _join([reader for reader in self._readers if reader is not threading.current_thread()], timeout_s)
 
     def close(self) -> None:
         """Nothing is sent any more, and nothing read."""
@@ -71,6 +76,10 @@ class Links:
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
             one.close()
+
+    def _send_to(self, rank: int, kind: bytes, payload: bytes) -> None:
+        with self._sending[rank], suppress(OSError):
+            self._sockets[rank].sendall(_HEAD.pack(kind, len(payload)) + payload)
 
     def _read(self, rank: int, handle: Callable[[int, bytes, bytes], None]) -> None:
         while True:
@@ -122,6 +131,13 @@ def connect() -> Links:
         ) from error
     _keep(own)
     return Links(rank, num_hosts, {0: own})
+
+
+def _join(threads: Sequence[threading.Thread], timeout_s: float) -> None:
+    """Wait for all of them, at most so long together."""
+    until = time.monotonic() + timeout_s
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
 
 
 def _keep(link: socket.socket) -> None:

@@ -144,6 +144,7 @@ class Hosts:
                     held.append(new_state())
                     continue
                 program = programs.compiled(name)
+                self._begin(name)
                 own = held.pop() if "state" in described else None  # donated
                 args = arguments_of(program, described, self._weights, own, self._kept)
                 self._run(name, program, args, held.append)
@@ -179,14 +180,17 @@ class Hosts:
         self._links.send(_CALL, self._wire.pack(name, args, self._weights, self._kept))
 
     def _tell_and_run(self, name: str, program: Any, args: tuple[Any, ...]) -> Any:
+        self._begin(name)  # first, since a process that is stopped may take nothing in
         self._tell(name, args)
         return self._run(name, program, args)
+
+    def _begin(self, name: str) -> None:
+        self._num_calls += 1
+        self._watchdog.begin(self._num_calls, name)
 
     def _run(
         self, name: str, program: Any, args: tuple[Any, ...], keep: Callable[[DecodeState], None] | None = None
     ) -> Any:
-        self._num_calls += 1
-        self._watchdog.begin(self._num_calls, name)
         results = program(*args)
         small = small_results(results, keep)
         # The parts of one round hand these on to each other; whatever else runs, the round is over.
@@ -255,7 +259,7 @@ class Hosts:
     def _stalled(self, step: str, seconds: float) -> None:
         said = f"{step} has not ended on host {self.rank} for {seconds:.0f} s (watchdog_timeout_s)"
         if self.leads:
-            self._links.send(_ASK)
+            self._links.send_within(GRACE_S, _ASK)
             time.sleep(GRACE_S)
             silent = [rank for rank in range(1, self.num_hosts) if rank not in self._answers]
             others = [f"host {rank} is in {other}" for rank, other in sorted(self._answers.items())]
@@ -267,7 +271,7 @@ class Hosts:
         if not self._telling.acquire(timeout=GRACE_S):
             threading.Event().wait()  # another thread is ending this process
         self._is_over = True
-        self._links.send(links.FAULT, reason.encode())
+        self._links.send_within(GRACE_S, links.FAULT, reason.encode())
         if self.leads:  # with process 0 goes the coordination service, which others must not miss first
             self._links.wait_closed(GRACE_S)
         logging.shutdown()
