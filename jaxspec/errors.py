@@ -31,3 +31,7 @@ class RequestError(JaxspecError):
     def __init__(self, message: str, *, param: str | None = None):
         super().__init__(message)
         self.param = param
+
+
+class HostError(JaxspecError):
+    """Another process of the job has failed or gone: this one ends too."""

@@ -102,7 +102,7 @@ def shape_of(
         if spec.shape[1:]:
             weights[_kind(path)] += number
         if path[-1] == "embed":
-            embed_row_bytes = spec.shape[-1] * np.dtype(spec.dtype).itemsize
+            embed_row_bytes = math.prod(spec.shape[1:]) * np.dtype(spec.dtype).itemsize
     is_tied = config is not None and config.tie_word_embeddings and sizes["head"] == 0
     stored = sum(sizes.values())
     if is_tied:

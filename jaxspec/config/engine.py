@@ -84,6 +84,21 @@ class EngineConfig(StrictConfig):
     enable_expert_parallel: bool = Field(
         False, description="those devices hold whole experts, some each, in place of a part of every one"
     )
+    nnodes: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        1, description="processes of the job, each with its devices; auto: as many as the cluster says"
+    )
+    node_rank: int | None = Field(
+        None, ge=0, description="number of this process, from 0, which takes the requests; what the cluster says"
+    )
+    master_addr: str | None = Field(
+        None, description="address at which process 0 is reached by the others; what the cluster says"
+    )
+    master_port: int = Field(29501, ge=1, le=65535, description="port there; goes with master_addr")
+    watchdog_timeout_s: float | None = Field(
+        300.0,
+        gt=0,
+        description="seconds that a step may take on several hosts, before all end, naming host and step; null: any",
+    )
     speculative_config: SpeculativeConfig | None = Field(
         None, description="how tokens are guessed, as JSON; null decodes plainly"
     )

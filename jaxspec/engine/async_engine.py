@@ -222,9 +222,13 @@ class AsyncEngine:
             self._ready.set()
             logger.info("ready")
             self._drive(core)
+            if parts.hosts is not None:
+                parts.hosts.end()
         except BaseException as error:  # whatever it was, clients must hear of it
             self._failure = error
             logger.exception("the engine has failed")
+            if self._core is not None and self._core.parts.hosts is not None:
+                self._core.parts.hosts.fail(error)
         finally:
             with self._asking:
                 self._stopped.set()

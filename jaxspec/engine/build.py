@@ -25,10 +25,11 @@ from jaxspec.engine.custom import check_custom, load_custom
 from jaxspec.engine.drafting import drafts_are_free
 from jaxspec.engine.drafts import FoundDraft, draft_vocabulary, find_draft
 from jaxspec.engine.heads import METHODS_WITH_HEADS, head_layers, head_proposer, num_head_parameters
+from jaxspec.engine.hosts import Hosts
 from jaxspec.engine.own_drafts import ngram_proposer, self_proposer, with_lookup
 from jaxspec.engine.placing import ON_ONE_DEVICE, ModelPlacing, Placing
 from jaxspec.engine.target import empty_state, make_target
-from jaxspec.errors import ConfigError
+from jaxspec.errors import ConfigError, RequestError
 from jaxspec.models.heads.load import load_head, open_head
 from jaxspec.models.registry import family_of
 from jaxspec.proposers.base import HostProposer, Proposer, no_proposer
@@ -67,6 +68,26 @@ class EngineParts:
     tokenizer: Tokenizer | None
     grammars: GrammarCompiler | None  # None: not enabled, or no tokenizer
     costs: RoundCosts | None = None  # None: the number of drafts is not chosen by what it pays
+    hosts: Hosts | None = None  # None: this process is alone
+
+    @property
+    def is_follower(self) -> bool:
+        """Whether another process decides what this one runs."""
+        return self.hosts is not None and not self.hosts.leads
+
+    def follow(self) -> None:
+        """Run what process 0 runs, until it ends the job; the state is taken."""
+        assert self.hosts is not None
+        self.hosts.follow(self.programs, self.state, self.new_state)
+
+    def check_one_host(self, what: str) -> None:
+        """For what process 0 would run without telling the others.
+
+        Raises:
+            RequestError: there are others.
+        """
+        if self.hosts is not None:
+            raise RequestError(f"{what} work in one process, and this engine has {self.hosts.num_hosts}; leave it out")
 
     def check_one_device(self, who: str) -> None:
         """For what runs the models' functions itself, over whole weights.
@@ -88,6 +109,8 @@ def build(
 ) -> EngineParts:
     """Open the checkpoints, settle the config, load, and compile every program.
 
+    Of a job of several processes all call this; it returns when all are ready. Then one leads, and the others follow.
+
     Args:
         config: as the user gave it.
         custom_proposer: who guesses when the method is "custom".
@@ -96,7 +119,25 @@ def build(
 
     Raises:
         ConfigError, WeightsError, CapacityError: before anything is loaded, where the fault can be seen by then.
+        HostError: another process cannot start, or has gone.
     """
+    hosts = Hosts.join(config)
+    try:
+        return _build(config, hosts, custom_proposer, logits_processors, show_progress=show_progress)
+    except BaseException as error:
+        if hosts is not None:
+            hosts.refuse(error)
+        raise
+
+
+def _build(
+    config: EngineConfig,
+    hosts: Hosts | None,
+    custom_proposer: Proposer | HostProposer | None,
+    logits_processors: tuple[LogitsProcessor, ...],
+    *,
+    show_progress: bool,
+) -> EngineParts:
     check_custom(config.speculative_config, custom_proposer)
     with ExitStack() as opened:
         checkpoint = opened.enter_context(open_checkpoint(resolve_model(config.model)))
@@ -121,6 +162,9 @@ def build(
             vocabulary = draft_vocabulary(config.speculative_config, checkpoint, draft_checkpoint, tokenizer)
         platform = jax.default_backend()
         resolved = _resolve(config, platform, checkpoint, draft_checkpoint, draft, head.config if head else None)
+        if hosts is not None:
+            described = (checkpoint.config, draft_checkpoint and draft_checkpoint.config, head and head.config)
+            resolved = hosts.agree(resolved, {"jax": jax.__version__, "models": repr(described)})
         if custom_proposer is None and drafter_of(draft.method or "") == "custom":
             custom_proposer = load_custom(resolved)
         layers = head_layers(head.config) if head else draft_checkpoint and draft_checkpoint.config
@@ -137,7 +181,8 @@ def build(
         )
         # The user's own code may be anything: programs that hold it are traced at every start.
         is_custom = draft.drafter == "custom" or logits_processors
-        store = None if is_custom else _executables(resolved, configs)
+        # XLA does not keep programs of several processes: these go by JAX's cache.
+        store = None if is_custom or hosts is not None else _executables(resolved, configs)
         weights = {"target": _load(checkpoint, resolved.dtype, resolved.quantization, placing.target)}
         if draft_checkpoint is not None:
             weights["draft"] = _load(draft_checkpoint, resolved.dtype, where=placing.draft)
@@ -191,16 +236,31 @@ def build(
     programs = Programs(
         target, proposer, shapes, weights, state, spread=spread, store=store, show_progress=show_progress
     )
+    if hosts is not None:
+        hosts.ready(programs, weights)
+        new_state = hosts.on_all(new_state) if hosts.leads else new_state
     costs = None
-    if drafting is not None and drafting.is_adaptive:
+    if drafting is not None and drafting.is_adaptive and (hosts is None or hosts.leads):
         is_free = host_proposer is not None or drafts_are_free(drafting.method)
-        costs, state = measure_rounds(programs, target, weights, state, num_pages=resolved.num_pages, is_free=is_free)
+        costs = measure_rounds(programs, target, weights, state, num_pages=resolved.num_pages, is_free=is_free)
+        state = new_state()  # the other was donated
     _log_plan(resolved, weights, state, programs)
     grammars = None
     if resolved.enable_structured_outputs and tokenizer is not None:
         grammars = GrammarCompiler(tokenizer, checkpoint.config.vocab_size, checkpoint.config.eos_token_ids)
     return EngineParts(
-        resolved, target, proposer, host_proposer, weights, state, new_state, programs, tokenizer, grammars, costs
+        resolved,
+        target,
+        proposer,
+        host_proposer,
+        weights,
+        state,
+        new_state,
+        programs,
+        tokenizer,
+        grammars,
+        costs,
+        hosts,
     )
 
 
@@ -217,7 +277,7 @@ def _resolve(
     num_draft_parameters = _num_parameters(draft) if draft is not None else 0
     if head is not None:
         draft, num_draft_parameters = head_layers(head), num_head_parameters(head)
-    memory_stats = jax.devices()[0].memory_stats()
+    memory_stats = jax.local_devices()[0].memory_stats()
     hardware = read_hardware(platform, (memory_stats or {}).get("bytes_limit"))
     int8_parameters, int8_scales = _num_int8(target)
     facts = ModelFacts(

@@ -136,6 +136,8 @@ class EngineCore:
         for param in ("logits_processors", "structured_outputs"):
             if getattr(params, param) and not self.config.enable_structured_outputs:
                 raise RequestError(f"{param} need an engine with enable_structured_outputs; build it so", param=param)
+        if params.logits_processors:
+            self.parts.check_one_host("a request's own logits_processors")
         check_leaves_a_token(params, self._bad_words_ids(params), self._stop_ids(params), vocab_size)
         self.compile_grammar(params)
 
@@ -161,6 +163,8 @@ class EngineCore:
             raise RequestError(
                 f"{priority=} needs an engine with scheduling_policy 'priority'; leave it out", param="priority"
             )
+        if self.parts.is_follower:
+            raise ConfigError("process 0 takes the requests of a job, and this is another; call `follow` here instead")
         if request_id in self._requests:
             raise RequestError(f"request id {request_id!r} is in use; ids must be unique", param="request_id")
         text, ids = self.check(prompt, params)
@@ -291,6 +295,8 @@ class EngineCore:
             raise _DeviceFault from error
 
     def _recover(self, error: BaseException) -> None:
+        if self.parts.hosts is not None:
+            self.parts.hosts.fail(error)
         self._num_failures += 1
         logger.error("a program failed, %d in a row; what runs goes on anew", self._num_failures, exc_info=error)
         self.metrics.observe_preemptions(self.scheduler.num_running)

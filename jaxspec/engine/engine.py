@@ -1,5 +1,6 @@
 """Host. `Engine`: prompts in, answers out, in the caller's own thread."""
 
+import atexit
 import functools
 import itertools
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ from jaxspec.engine.journal import open_journal
 from jaxspec.engine.outputs import RequestOutput
 from jaxspec.engine.request import Prompt, Request
 from jaxspec.engine.trace import RoundTrace, TracingPrograms, trace_request
-from jaxspec.errors import RequestError
+from jaxspec.errors import ConfigError, RequestError
 from jaxspec.proposers.base import HostProposer, Proposer
 from jaxspec.sampling.params import SamplingParams
 from jaxspec.sampling.processors import LogitsProcessor
@@ -58,7 +59,11 @@ class Engine:
         processors = tuple(logits_processors)
         parts = build(settings, custom_proposer=proposer, logits_processors=processors, show_progress=use_tqdm)
         has_own_code = proposer is not None or bool(processors)
-        journal = open_journal(settings, parts, has_own_code=has_own_code, startup_probe_tokens=0)
+        journal = None
+        if not parts.is_follower:
+            journal = open_journal(settings, parts, has_own_code=has_own_code, startup_probe_tokens=0)
+        if parts.hosts is not None:
+            atexit.register(parts.hosts.end)
         self._core = EngineCore(parts, journal)
         self._ids = itertools.count()
 
@@ -78,6 +83,25 @@ class Engine:
     @property
     def compiles_after_ready(self) -> int:
         return self._core.compiles_after_ready
+
+    @property
+    def is_follower(self) -> bool:
+        """Whether process 0 of the job, another one, takes the requests; here `follow` is to be called."""
+        return self._core.parts.is_follower
+
+    def follow(self) -> None:
+        """In every process of a job but 0: run what process 0 runs, until that one ends or calls `shutdown`.
+
+        When a process of the job fails, goes or stalls, this one says so and ends with status 1.
+        """
+        if not self.is_follower:
+            raise ConfigError("only processes other than 0 of a job follow; ask this one with `generate`")
+        self._core.parts.follow()
+
+    def shutdown(self) -> None:
+        """In process 0 of a job: let the others end. At the process's end this happens by itself."""
+        if self._core.parts.hosts is not None:
+            self._core.parts.hosts.end()
 
     def get_metrics(self) -> dict[str, Any]:
         """Every counter and gauge by its Prometheus name."""
@@ -171,6 +195,7 @@ class Engine:
     def trace(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> list[RoundTrace]:
         """Answer one prompt alone and keep every round: drafts, the target's and the drafter's distributions, the
         verdict. For research: it compiles programs of its own on first use and copies logits to the host."""
+        self._core.parts.check_one_host("traces")
         return trace_request(self._core, self._tracing, prompt, sampling_params or SamplingParams())
 
     @functools.cached_property

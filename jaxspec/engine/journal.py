@@ -26,6 +26,8 @@ _SETTLED = (
     "dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_dtype", "num_pages",
     "rounds_per_batch", "async_scheduling", "implementation",
 )  # fmt: skip
+# One process replays what several have run, over as many devices.
+_OF_A_JOB = ("nnodes", "node_rank", "master_addr", "master_port", "watchdog_timeout_s")
 _DEFAULTS = {entry.name: entry.default for entry in dataclasses.fields(SamplingParams)}
 
 Event = dict[str, Any]
@@ -114,7 +116,7 @@ def open_journal(config: EngineConfig, parts: EngineParts, *, has_own_code: bool
         with path.open(mode, encoding="utf-8") as file:
             file.write(json.dumps(event) + "\n")
 
-    given = config.model_dump(mode="json", exclude_unset=True, exclude={"record"})
+    given = config.model_dump(mode="json", exclude_unset=True, exclude={"record", *_OF_A_JOB})
     head = {
         "event": "engine",
         "format": FORMAT,

@@ -130,7 +130,10 @@ class Placing:
 
         def place(leaf: jax.Array) -> jax.Array:
             is_there = isinstance(leaf.sharding, NamedSharding) and leaf.sharding.mesh == self.mesh
-            return leaf if is_there else jax.device_put(leaf, everywhere)
+            if is_there:
+                return leaf
+            value = np.asarray(leaf)  # every process has all of it, and hands each of its devices a copy
+            return jax.make_array_from_callback(value.shape, everywhere, lambda index: value[index])
 
         return jax.tree.map(place, weights)
 

@@ -17,7 +17,9 @@ from jaxspec.config.engine import EngineConfig
 from jaxspec.config.load import add_flags, as_yaml, gather, parse_flags, pick
 from jaxspec.config.server import ServerConfig
 from jaxspec.engine.async_engine import AsyncEngine
-from jaxspec.errors import ConfigError
+from jaxspec.engine.build import build
+from jaxspec.engine.hosts import is_follower
+from jaxspec.errors import ConfigError, JaxspecError
 from jaxspec.serve.access import JsonFormatter, keys_of
 from jaxspec.serve.app import create_app, read_chat_template
 from jaxspec.serve.connections import protocol
@@ -29,7 +31,10 @@ INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until interrupted. Returns the exit status: 0, 1 when the engine failed, 2 for a config that is wrong."""
+    """Serve until interrupted; of a job of several processes only process 0 does, and the others work for it.
+
+    Returns the exit status: 0, 1 when the engine failed, 2 for a config that is wrong.
+    """
     parser = argparse.ArgumentParser("jaxspec serve", description="An OpenAI-compatible server.", allow_abbrev=False)
     parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
     parser.add_argument(
@@ -50,12 +55,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         read_chat_template(server_config.chat_template)
         tracer = open_tracer(server_config.otlp_traces_endpoint)
         server = http_server(server_config)
-        listening = bind(server_config.host, server_config.port)
+        follows = is_follower(engine_config)
+        listening = None if follows else bind(server_config.host, server_config.port)
     except ConfigError as error:
         print(f"jaxspec serve: {error}", file=sys.stderr)
         return 2
     _set_up_logging(server_config)
+    if listening is None:
+        return follow(engine_config)
     return serve(engine_config, server_config, server, listening, tracer)
+
+
+def follow(config: EngineConfig) -> int:
+    """In every process of a job but 0: no HTTP, the same programs as there, until that one ends."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # JAX has taken it
+    try:
+        parts = build(config)
+    except JaxspecError as error:
+        print(f"jaxspec serve: {error}", file=sys.stderr)
+        return 1
+    # Whoever ends a job asks all of its processes: process 0 lets open requests go on first, and then ends the others.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logger.info("ready; host 0 answers")
+    parts.follow()
+    return 0
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -55,15 +55,13 @@ def timed_drafts(widths: tuple[int, ...], *, is_free: bool) -> tuple[int, ...]:
 
 def measure_rounds(
     programs: Programs, target: Target, weights: Any, state: DecodeState, *, num_pages: int, is_free: bool
-) -> tuple[RoundCosts, DecodeState]:
+) -> RoundCosts:
     """Time rounds of every batch bucket and number of drafts, on rows that nobody asked for.
 
     Args:
         state: donated, no request in it.
         num_pages: of the pool; rows share pages where there are few, since nothing is read of what they hold.
         is_free: drafts are looked up in the context, or come from the host.
-
-    Returns: the costs, and the state with every row finished again.
     """
     shapes = programs.shapes
     contexts = sorted({max(1, min(SHORT, shapes.max_model_len // 4)), max(1, min(LONG, shapes.max_model_len // 2))})
@@ -79,8 +77,7 @@ def measure_rounds(
             bucket,
             ", ".join(f"{1e3 * at:.1f} ms with {n} drafts" for n, at in zip(points, seconds[bucket][0], strict=True)),
         )
-    finished_R = jax.device_put(np.ones(shapes.max_rows + 1, np.bool_))
-    return RoundCosts(tuple(contexts), points, seconds), dataclasses.replace(rounds.state, is_finished_R=finished_R)
+    return RoundCosts(tuple(contexts), points, seconds)
 
 
 def settled(quickest: np.ndarray) -> np.ndarray:

@@ -108,6 +108,7 @@ class Programs:
         compile_count()  # counting begins
         self.shapes = shapes
         self.spread = spread or Spread()
+        self.runner: Callable[[str, Any, tuple[Any, ...]], Any] | None = None  # who runs (name, program, args), if set
         self._programs: dict[str, Any] = {}
         self.plan: list[PlanEntry] = []
         wanted = dict(_program_list(target, proposer, shapes, weights, state, self.spread))
@@ -129,12 +130,12 @@ class Programs:
 
     def admit(self, state: DecodeState, admission: Admission) -> DecodeState:
         """Set a request's row."""
-        return self._programs["admit"](state, admission)
+        return self._run("admit", state, admission)
 
     def prefill(self, weights: Any, state: DecodeState, chunk: Chunk) -> tuple[DecodeState, jax.Array]:
         """Fill the caches with a chunk of at most the largest bucket's tokens; also its hidden states [1, T, D]."""
         bucket = pack.bucket_of(int(chunk.num_tokens), self.shapes.chunk_tokens)
-        return self._programs[f"prefill[T={bucket}]"](weights, state, chunk)
+        return self._run(f"prefill[T={bucket}]", weights, state, chunk)
 
     def prompt_logprobs(self, weights: Any, hidden_1TD: jax.Array, token_ids: Sequence[int]) -> TokenLogprobs:
         """Of the tokens that follow a chunk's, from what `prefill` gave; in numpy, axes [1, len(token_ids)]."""
@@ -144,7 +145,7 @@ class Programs:
             hidden = np.zeros((1, SCORED_TOKENS, hidden_TD.shape[1]), hidden_TD.dtype)
             size = min(SCORED_TOKENS, len(token_ids) - start)
             ids_1T[0, :size], hidden[0, :size] = token_ids[start : start + size], hidden_TD[start : start + size]
-            scored = self._programs["prompt_logprobs"](weights, hidden, ids_1T)
+            scored = self._run("prompt_logprobs", weights, hidden, ids_1T)
             pieces.append(jax.tree.map(lambda leaf, size=size: np.asarray(leaf)[:, :size], scored))
         return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *pieces)
 
@@ -153,24 +154,24 @@ class Programs:
     ) -> tuple[DecodeState, RoundOutput]:
         """Whole rounds, at most `num_rounds` and the shapes' max_rounds; drafts come from the device."""
         name = f"decode_rounds[B={batch.rows_B.shape[0]}]"
-        return self._programs[name](weights, state, batch, np.int32(num_rounds))
+        return self._run(name, weights, state, batch, np.int32(num_rounds))
 
     def verify_commit(
         self, weights: Any, state: DecodeState, batch: Batch, drafts: Drafts
     ) -> tuple[DecodeState, RoundOutput]:
         """The second half alone, for drafts from the host; with K = 0 drafts it is plain decoding."""
         K = drafts.token_ids_BK.shape[1]
-        return self._programs[f"verify_commit[B={batch.rows_B.shape[0]},K={K}]"](weights, state, batch, drafts)
+        return self._run(f"verify_commit[B={batch.rows_B.shape[0]},K={K}]", weights, state, batch, drafts)
 
     def propose(self, weights: Any, state: DecodeState, batch: Batch) -> tuple[Drafts, DecodeState]:
         """The first of a round's three parts; for the batch buckets of `split_rows`, like the others."""
-        return self._programs[f"propose[B={batch.rows_B.shape[0]}]"](weights, state, batch)
+        return self._run(f"propose[B={batch.rows_B.shape[0]}]", weights, state, batch)
 
     def forward(
         self, weights: Any, state: DecodeState, batch: Batch, drafts: Drafts
     ) -> tuple[DecodeState, jax.Array, jax.Array | None]:
         """The second part: raw logits_BJV, which the host may edit, and what the third part hands to the proposer."""
-        return self._programs[f"forward[B={batch.rows_B.shape[0]}]"](weights, state, batch, drafts)
+        return self._run(f"forward[B={batch.rows_B.shape[0]}]", weights, state, batch, drafts)
 
     def judge_commit(
         self,
@@ -182,8 +183,12 @@ class Programs:
         mask_BJU: np.ndarray,
     ) -> tuple[DecodeState, RoundOutput]:
         """The third part."""
-        program = self._programs[f"judge_commit[B={batch.rows_B.shape[0]}]"]
-        return program(state, batch, drafts, logits_BJV, seen_BJX, mask_BJU)
+        name = f"judge_commit[B={batch.rows_B.shape[0]}]"
+        return self._run(name, state, batch, drafts, logits_BJV, seen_BJX, mask_BJU)
+
+    def _run(self, name: str, *args: Any) -> Any:
+        program = self._programs[name]
+        return program(*args) if self.runner is None else self.runner(name, program, args)
 
     def compiled(self, name: str) -> Any:
         """A compiled program by its plan name, for benchmarks and for reading its HLO."""

@@ -1,0 +1,126 @@
+"""Host. Jobs of real processes: the text is one process's, and whoever dies, stalls or differs is named."""
+
+import json
+import re
+import signal
+import urllib.request
+
+import pytest
+
+from jaxspec import SamplingParams
+from tests.lossless.engines import VOCAB_SIZE, draft_model, make_engine, ngram
+from tests.lossless.test_every_proposer import answer_of
+from tests.multihost.jobs import Job, free_port
+from tests.oracle.automata import EOS, LOOP, add_byte_level_tokenizer
+from tests.oracle.folders import write_like, write_llama
+from tests.oracle.llama import NumpyLlama, assert_says
+
+GREEDY = {"temperature": 0, "max_tokens": 20, "ignore_eos": True}
+ASKED = [
+    ([5, 9, 2, 7, 5, 9, 2, 7, 5], GREEDY),
+    ([8, 8, 1], {"temperature": 0.8, "seed": 3, "max_tokens": 12, "ignore_eos": True}),
+]
+PROMPT, FORM = [5, 9, 2, 5, 9, 2], dict(LOOP.constraint)
+SIZES = {"dtype": "float32", "max_model_len": 64, "max_num_batched_tokens": 16, "num_pages": 64, "block_size": 4,
+         "compilation_cache_dir": None, "enable_structured_outputs": False}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A target, and a drafter that is much like it."""
+    root, sizes = tmp_path_factory.mktemp("job"), {"num_layers": 1, "num_heads": 4, "num_kv_heads": 4}
+    target = write_llama(root / "target", seed=4, vocab_size=VOCAB_SIZE, eos_token_id=EOS, **sizes)
+    add_byte_level_tokenizer(target)
+    return str(target), str(write_like(root / "drafter", target, seed=1, noise=0.02))
+
+
+def start(num_processes, folder, asked, speculative=None, faults=None, **more):
+    config = SIZES | {"model": folder, "tensor_parallel_size": num_processes, "max_num_seqs": 1} | more
+    job = {"config": config | {"speculative_config": speculative}, "asked": asked, "faults": faults or {}}
+    return Job(num_processes, ["tests.multihost.child", json.dumps(job)])
+
+
+def check(answers, folder):
+    """They are the naive loop's."""
+    oracle = NumpyLlama(folder)
+    for token_ids, (prompt, params) in zip(answers, ASKED, strict=True):
+        assert_says(token_ids, answer_of(oracle, prompt, SamplingParams(**params)))
+
+
+def test_two_processes_say_what_one_says(folders):
+    """And each has read its part of the weights, and of no other's."""
+    with start(2, folders[0], [ASKED], ngram(2)) as job:
+        assert job.wait() == [0, 0], job.said
+    check(job.answers[0], folders[0])
+    for said in job.said:
+        part, whole = map(int, re.search(r"read (\d+) of (\d+) bytes", said).groups())
+        assert part < 0.6 * whole
+
+
+@pytest.mark.heavy
+def test_four_processes_and_one_that_dies(folders):
+    """The second question is never answered: process 1 is killed in it, and all others say so and end."""
+    speculative = draft_model(2, folders[1], draft_tensor_parallel_size=4)
+    long = [([5, 9, index], GREEDY | {"max_tokens": 50}) for index in range(4)]
+    with start(4, folders[0], [ASKED, long], speculative, {"SIGKILL": 40}) as job:
+        assert job.wait() == [1, -signal.SIGKILL, 1, 1], job.said
+    assert len(job.answers) == 1
+    check(job.answers[0], folders[0])
+    for rank in (0, 2, 3):
+        assert "host 1 has gone" in job.last_line(rank)
+
+
+@pytest.mark.heavy
+def test_a_process_whose_drafts_differ_is_named(folders):
+    """Every process has the whole drafter, and one of them another: what is kept then differs."""
+    speculative = draft_model(2, folders[1], draft_tensor_parallel_size=1)
+    long = [([5, 9, 2], GREEDY | {"max_tokens": 50})] * 3
+    with start(2, folders[0], [long], speculative, {"noise": "draft"}, watchdog_timeout_s=20.0) as job:
+        assert job.wait() == [1, 1], job.said
+    for rank in range(2):
+        assert "host 1 made other tokens" in job.last_line(rank)
+
+
+@pytest.mark.heavy
+def test_noise_in_logits_parts_nobody_and_a_stall_is_named(folders):
+    """Shards of logits are judged together: whatever noise a process has in its own, all keep the same tokens. Then it
+    is stopped."""
+    long = [([5, 9, 2], GREEDY | {"max_tokens": 50})] * 3
+    faults = {"noise": "target", "SIGSTOP": 170}
+    with start(2, folders[0], [long, long], None, faults, watchdog_timeout_s=5.0) as job:
+        assert job.wait(but=(1,)) == [1], job.said
+    assert [len(ids) for ids in job.answers[0]] == [50] * 3
+    assert "has not ended on host 0" in job.last_line(0)
+    assert "decode_rounds[B=1]" in job.last_line(0)
+    assert "host 1 does not answer" in job.last_line(0)
+
+
+@pytest.mark.heavy
+def test_a_server_of_two_processes(folders):
+    """HTTP on process 0 alone; one signal ends both, with status 0."""
+    openai = pytest.importorskip("openai", reason="openai is not installed (requirements/dev.txt)")
+    port = free_port()
+    sizes = {"dtype": "float32", "max_model_len": 64, "max_num_seqs": 1, "max_num_batched_tokens": 16, "port": port,
+             "startup_probe_tokens": 4, "compilation_cache_dir": "null"}  # fmt: skip
+    flags = [word for name, value in sizes.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    words = ["jaxspec.serve", "--config", "configs/multihost-cpu.yaml", "--model", folders[0], *flags]
+    with Job(2, words) as job:
+        engine = make_engine(folders[0], ngram(4, 2, 4), max_num_seqs=1, enable_structured_outputs=True)
+        asked = [{"temperature": 0}, {"temperature": 0.7, "seed": 5}, {"temperature": 0, "structured_outputs": FORM}]
+        prompts, params = [{"prompt_token_ids": PROMPT}] * 3, [SamplingParams(**one, max_tokens=20) for one in asked]
+        wanted = [one.outputs[0].text for one in engine.generate(prompts, params, use_tqdm=False)]
+        for line in job.processes[0].stderr:
+            if line.rstrip().endswith(": ready"):
+                break
+        with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as client:
+            texts = [
+                client.completions.create(model=folders[0], prompt=PROMPT, max_tokens=20, extra_body=one)
+                for one in asked
+            ]
+        texts = [one.choices[0].text for one in texts]
+        assert texts == wanted
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health") as answer:
+            assert answer.status == 200
+        for process in job.processes:
+            process.send_signal(signal.SIGTERM)
+        assert job.wait() == [0, 0], job.said
