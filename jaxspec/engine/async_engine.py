@@ -207,8 +207,10 @@ class AsyncEngine:
         return self._core
 
     def _run(self) -> None:
+        hosts = None
         try:
             parts = build(self._config, custom_proposer=self._proposer, logits_processors=self._logits_processors)
+            hosts = parts.hosts
             journal = open_journal(
                 self._config,
                 parts,
@@ -222,13 +224,13 @@ class AsyncEngine:
             self._ready.set()
             logger.info("ready")
             self._drive(core)
-            if parts.hosts is not None:
-                parts.hosts.end()
+            if hosts is not None:
+                hosts.end()
         except BaseException as error:  # whatever it was, clients must hear of it
             self._failure = error
             logger.exception("the engine has failed")
-            if self._core is not None and self._core.parts.hosts is not None:
-                self._core.parts.hosts.fail(error)
+            if hosts is not None:
+                hosts.fail(error)
         finally:
             with self._asking:
                 self._stopped.set()

@@ -40,7 +40,7 @@ class HeldCore:
 
 @pytest.fixture
 def engine(monkeypatch):
-    monkeypatch.setattr(async_engine, "build", lambda config, **options: None)
+    monkeypatch.setattr(async_engine, "build", lambda config, **options: SimpleNamespace(hosts=None))
     monkeypatch.setattr(async_engine, "EngineCore", HeldCore)
     engine = AsyncEngine(EngineConfig(model="held")).start()
     engine.wait_until_ready()
