@@ -104,6 +104,16 @@ def test_random_batches(seed, has_draft_logits, broken, scale):
         assert_equal(judged(arguments, ALL, body), expected)
 
 
+@pytest.mark.parametrize("body", ["tpu", "gpu"])
+def test_infinite_logits_under_block_verification(body):
+    """Drafts that hardly stand, then a row of +inf: what block verification takes off its log-probabilities is far
+    below the unit in the last place of the logits themselves."""
+    spec = dataclasses.replace(SMALL, has_draft_logits=True)
+    arguments = random_arguments(spec, ALL, np.random.default_rng(2410), broken=1.0)
+    arguments["logits_RV"] = arguments["logits_RV"] * jnp.float32(30)
+    assert_equal(judged(arguments, ALL, body), judged(arguments, ALL, "reference"))
+
+
 @pytest.mark.parametrize("form", ["reference", "pallas"])
 def test_rows_are_edited_before_anything_looks_at_them(form):
     """Each row by its own number; nothing where the batch is plain."""

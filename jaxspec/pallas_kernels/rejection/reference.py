@@ -262,7 +262,7 @@ def reject(
         def residual() -> jax.Array:
             y = all_NV[rows]
             y = y if x.shape == y.shape else entries_at(y, ids)
-            logprob_target = x + log_scale_B[b][:, None]
+            logprob_target = weighed(x, b)
             logprob_draft = _draft_logits(y) - seen.draft_log_norm_R[cut_rows_B[b]][:, None]
             excess = jnp.exp(logprob_target) - jnp.exp(logprob_draft)
             # Should rounding leave no excess at all, the target itself; below the smallest real excess till then.
@@ -272,10 +272,16 @@ def reject(
 
         return lax.cond(jnp.all(is_whole_B[b]), lambda: x, residual)
 
-    log_scale_B = jnp.zeros((num_requests,), jnp.float32)
+    log_norm_B = log_joint_B = jnp.zeros((num_requests,), jnp.float32)
     if can_draw and draft_logits_NV is not None and cut_N is not None:
-        log_joint_B = jnp.where(rule_B == BLOCK, log_joint_N[cut_N], jnp.float32(0))
-        log_scale_B = jnp.where(is_whole_B, jnp.float32(0), log_joint_B - seen.log_norm_R[cut_rows_B])
+        log_norm_B = jnp.where(is_whole_B, jnp.float32(0), seen.log_norm_R[cut_rows_B])
+        log_joint_B = jnp.where(is_whole_B | (rule_B != BLOCK), jnp.float32(0), log_joint_N[cut_N])
+
+    def weighed(x: jax.Array, b: jax.Array) -> jax.Array:
+        """Log-probabilities of requests b as block verification weighs them; in this order, since beside logits of 1e30
+        log_joint would be nothing."""
+        of_b = (b, *[None] * (x.ndim - 1))
+        return x - log_norm_B[of_b] + log_joint_B[of_b]
 
     def draw() -> jax.Array:
         all_B, all_1V = jnp.arange(num_requests, dtype=jnp.int32), shards.ids_of(logits_RV)[None]
@@ -283,7 +289,7 @@ def reject(
 
         def among() -> tuple[jax.Array, jax.Array]:
             found = candidates(x_BV)
-            bound_B = _kept(found.floor_R, seen.cutoff_R[cut_rows_B]) + log_scale_B
+            bound_B = weighed(_kept(found.floor_R, seen.cutoff_R[cut_rows_B]), all_B)
             return gumbel_argmax_among(left(all_B, found.x_RC, found.ids_RC), found, key_B2, bound_B)
 
         def whole(row: jax.Array) -> jax.Array:

@@ -139,11 +139,13 @@ def draft_norm(rows: Rows, needs: jax.Array) -> Norm:
     return lax.cond(_any(needs != 0), lambda: _norm(rows, rows.draft, None)[0], lambda: Norm(zero, zero))
 
 
-def excess_mass(rows: Rows, needs: jax.Array, log_norm: jax.Array, draft_log_norm: jax.Array) -> jax.Array:
-    """The sum over the vocabulary of max(p - q, 0), p scaled by what log_norm leaves it."""
+def excess_mass(
+    rows: Rows, needs: jax.Array, log_norm: jax.Array, log_joint: jax.Array, draft_log_norm: jax.Array
+) -> jax.Array:
+    """The sum over the vocabulary of max(exp(log_joint) * p - q, 0)."""
 
     def tile(start: jax.Array, ids: jax.Array) -> jax.Array:
-        return _excess(rows, start, ids, log_norm, draft_log_norm)[1]
+        return _excess(rows, start, ids, log_norm, log_joint, draft_log_norm)[2]
 
     return lax.cond(
         _any(needs != 0),
@@ -159,11 +161,12 @@ def draw(
     key_lo: jax.Array,
     key_hi: jax.Array,
     log_norm: jax.Array,
+    log_joint: jax.Array,
     draft_log_norm: jax.Array,
 ) -> Best:
     """Pass 2: a token of what a rejected draft leaves to draw from, by the row's mode.
 
-    That is the whole target, all but the draft (its distribution was a point mass), or max(p - q, 0).
+    That is the whole target, all but the draft (its distribution was a point mass), or max(exp(log_joint) * p - q, 0).
     """
 
     def tile(start: jax.Array, ids: jax.Array) -> jax.Array:
@@ -171,9 +174,9 @@ def draw(
             assert rows.target is not None
             x = rows.target(start, ids)
             return jnp.where((mode == WITHOUT_DRAFT) & (ids == draft_id), -jnp.inf, x)
-        x, excess = _excess(rows, start, ids, log_norm, draft_log_norm)
+        x, logprob, excess = _excess(rows, start, ids, log_norm, log_joint, draft_log_norm)
         # Should rounding leave no excess at all, the target itself; below the smallest real excess till then.
-        residual = jnp.where(excess > 0, jnp.log(excess), x - log_norm - jnp.float32(1e4))
+        residual = jnp.where(excess > 0, jnp.log(excess), logprob - jnp.float32(1e4))
         # NaN: a row of either that holds -inf alone.
         return jnp.where(mode == EXCESS, jnp.where(residual == residual, residual, -jnp.inf), x)
 
@@ -237,12 +240,14 @@ def is_filtered(top_k: jax.Array, top_p: jax.Array, min_p: jax.Array) -> jax.Arr
     return (top_k > 0) | (top_p < 1) | (min_p > 0)
 
 
-def _excess(rows: Rows, start, ids, log_norm, draft_log_norm) -> tuple[jax.Array, jax.Array]:
-    """The target's logits, and p - q."""
+def _excess(rows: Rows, start, ids, log_norm, log_joint, draft_log_norm) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The target's logits, log(exp(log_joint) * p), and how much that is above q."""
     assert rows.target is not None
     assert rows.draft is not None
     x = rows.target(start, ids)
-    return x, jnp.exp(x - log_norm) - jnp.exp(rows.draft(start, ids) - draft_log_norm)
+    # In this order: beside logits of 1e30 log_joint would be nothing.
+    logprob = x - log_norm + log_joint
+    return x, logprob, jnp.exp(logprob) - jnp.exp(rows.draft(start, ids) - draft_log_norm)
 
 
 def _norm(rows: Rows, tile: Tile | None, wanted: jax.Array | None) -> tuple[Norm, jax.Array]:

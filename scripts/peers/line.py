@@ -1,0 +1,22 @@
+"""A peer's process: says on stdout which variants it has, then answers a request a line until stdin ends."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+THREADS = 2
+Generate = Callable[
+    [Sequence[int], int], Sequence[int]
+]  # (prompt ids, tokens to make) -> their ids, greedy, EOS ignored
+
+
+def serve(version: str, variants: dict[str, Generate]) -> None:
+    """Answers {"variant", "ids", "tokens"} with {"ids"}. version: of the library under test."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever a library prints is not an answer
+    print(json.dumps({"version": version, "variants": list(variants)}), file=answers, flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        made = variants[asked["variant"]](asked["ids"], asked["tokens"])
+        print(json.dumps({"ids": [int(one) for one in made]}), file=answers, flush=True)
