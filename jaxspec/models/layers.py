@@ -30,24 +30,27 @@ def layer_norm(x_ND: jax.Array, weight_D: jax.Array, bias_D: jax.Array, eps: flo
 def linear(x_Ni: jax.Array, weight_oi: jax.Array | Int8Weight, bias_o: jax.Array | None = None) -> jax.Array:
     """x @ weight.T (+ bias) with float32 accumulation and result; x is rounded to the weight's dtype.
 
-    The weight stands on the left: a tenth to a third faster on CPU, and no matter elsewhere (docs/log.md).
     An int8 weight's scales are applied to the sums, since they are constant along the axis summed over.
     """
     if isinstance(weight_oi, Int8Weight):
         out_No = linear(x_Ni, weight_oi.values_oi.astype(weight_oi.dtype)) * weight_oi.scale_o[None, :]
         return out_No if bias_o is None else out_No + bias_o.astype(jnp.float32)[None, :]
-    rows = x_Ni.shape[0]
     x_Ni = x_Ni.astype(weight_oi.dtype)
-    is_lone = rows == 1 and weight_oi.dtype == jnp.bfloat16
-    if is_lone:
-        # One bfloat16 row would take a path that converts the weights, ten times slower than two rows on CPU. The
-        # barriers keep the compiler from seeing that one row is enough.
-        x_Ni = jax.lax.optimization_barrier(jnp.pad(x_Ni, ((0, 1), (0, 0))))
-    out_oN = jax.lax.dot_general(weight_oi, x_Ni, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-    if is_lone:
-        out_oN = jax.lax.optimization_barrier(out_oN)
-    out_No = out_oN.T[:rows]
+    if x_Ni.shape[0] == 1 and weight_oi.dtype == jnp.bfloat16:
+        out_No = jax.lax.platform_dependent(x_Ni, weight_oi, cpu=_one_row, default=_product)
+    else:
+        out_No = _product(x_Ni, weight_oi)
     return out_No if bias_o is None else out_No + bias_o.astype(jnp.float32)[None, :]
+
+
+def _product(x_Ni: jax.Array, weight_oi: jax.Array) -> jax.Array:
+    return jax.lax.dot_general(x_Ni, weight_oi, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+
+
+def _one_row(x_1i: jax.Array, weight_oi: jax.Array) -> jax.Array:
+    """The same for a lone bfloat16 row on CPU, where XLA would convert the weights in memory, ten times slower; what is
+    summed is converted on its way in (docs/log.md)."""
+    return jnp.sum(weight_oi.astype(jnp.float32) * x_1i.astype(jnp.float32), axis=1)[None]
 
 
 def joining(x_Ni: jax.Array, weight_oi: jax.Array | Int8Weight, bias_o: jax.Array | None = None) -> jax.Array:
