@@ -15,6 +15,7 @@ while read -r config topology; do
 done <<END
 llama3.1-8b-eagle3 h100:1
 llama3.1-70b-draft h100:8
+v6e-8-draft-model v6e:2x4
 qwen3-32b-eagle3 v6e:2x4
 qwen3-30b-a3b h200:1
 deepseek-v3-mtp h200:2x8

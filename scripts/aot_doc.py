@@ -15,13 +15,14 @@ from jaxspec.aot.report import acceptance_lengths, default_context, fewest_devic
 from jaxspec.aot.settle import settle  # noqa: E402
 from jaxspec.aot.topology import topology_of  # noqa: E402
 from jaxspec.config.engine import EngineConfig  # noqa: E402
-from jaxspec.config.load import read_yaml  # noqa: E402
+from jaxspec.config.load import pick, read_yaml  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "aot.md"
 BEGIN, END = "<!-- written by scripts/aot_doc.py -->", "<!-- end of what scripts/aot_doc.py writes -->"
 REPORTS = {
     "llama3.1-8b-eagle3": "h100:1",
     "llama3.1-70b-draft": "h100:8",
+    "v6e-8-draft-model": "v6e:2x4",
     "qwen3-32b-eagle3": "v6e:2x4",
     "qwen3-30b-a3b": "h200:1",
     "deepseek-v3-mtp": "h200:2x8",
@@ -34,7 +35,7 @@ LENGTHS = (1.5, 2.0, 2.5, 3.0)
 def on_paper(name: str, topology_name: str, lengths=None, context: int | None = None) -> dict:
     """The report of a config that ships, over as few devices as hold it."""
     path = ROOT / "configs" / f"{name}.yaml"
-    config, topology = EngineConfig(**read_yaml(path)), topology_of(topology_name)
+    config, topology = pick(EngineConfig, read_yaml(path)), topology_of(topology_name)
     described = describe(config, [path.parent / "models"])
     resolved = settle(config, described, topology)
     context = context or default_context(resolved)

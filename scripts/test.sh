@@ -25,6 +25,9 @@ if $all; then
     fi
     # There are no such wheels for every machine; tests/aot then skips, and says why.
     prepare_aot_venv || echo "cannot install what compiles for absent devices: tests/aot will be skipped" >&2
+    if ! command -v chromium >/dev/null && ! command -v chromium-browser >/dev/null; then
+        echo "there is no chromium here (Debian's package of that name): tests/serve/test_page.py will be skipped" >&2
+    fi
     words+=(--heavy)
 else
     prepare_venv test

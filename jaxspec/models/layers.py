@@ -11,6 +11,7 @@ from jaxspec import shards
 from jaxspec.types import ArraySpec, Int8Weight
 
 NORM_DTYPE = np.float32  # tiny, and read in float32
+INT8_BLOCK = 64  # output channels of an int8 weight that CPU converts at a time, at most
 
 
 def rms_norm(x_ND: jax.Array, weight_D: jax.Array, eps: float) -> jax.Array:
@@ -33,7 +34,8 @@ def linear(x_Ni: jax.Array, weight_oi: jax.Array | Int8Weight, bias_o: jax.Array
     An int8 weight's scales are applied to the sums, since they are constant along the axis summed over.
     """
     if isinstance(weight_oi, Int8Weight):
-        out_No = linear(x_Ni, weight_oi.values_oi.astype(weight_oi.dtype)) * weight_oi.scale_o[None, :]
+        out_No = jax.lax.platform_dependent(x_Ni, weight_oi, cpu=_in_blocks, default=_at_once)
+        out_No = out_No * weight_oi.scale_o[None, :]
         return out_No if bias_o is None else out_No + bias_o.astype(jnp.float32)[None, :]
     x_Ni = x_Ni.astype(weight_oi.dtype)
     if x_Ni.shape[0] == 1 and weight_oi.dtype == jnp.bfloat16:
@@ -50,7 +52,32 @@ def _product(x_Ni: jax.Array, weight_oi: jax.Array) -> jax.Array:
 def _one_row(x_1i: jax.Array, weight_oi: jax.Array) -> jax.Array:
     """The same for a lone bfloat16 row on CPU, where XLA would convert the weights in memory, ten times slower; what is
     summed is converted on its way in (docs/log.md)."""
+    # The barrier keeps a conversion from being shared, or from being made ahead of a loop, such as a drafter's steps.
+    weight_oi, x_1i = jax.lax.optimization_barrier((weight_oi, x_1i))
     return jnp.sum(weight_oi.astype(jnp.float32) * x_1i.astype(jnp.float32), axis=1)[None]
+
+
+def _at_once(x_Ni: jax.Array, weight_oi: Int8Weight) -> jax.Array:
+    """x @ values.T, where integers are converted on their way in."""
+    return _product(x_Ni.astype(weight_oi.dtype), weight_oi.values_oi.astype(weight_oi.dtype))
+
+
+def _in_blocks(x_Ni: jax.Array, weight_oi: Int8Weight) -> jax.Array:
+    """The same on CPU, where XLA converts what it multiplies in memory: a block that stays in the cache, into float32,
+    which costs a fraction of bfloat16 (docs/log.md). Products are the same: those of two bfloat16 are exact in it."""
+    values_oi = weight_oi.values_oi
+    num_out = values_oi.shape[0]
+    size = next(size for size in range(min(INT8_BLOCK, num_out), 0, -1) if num_out % size == 0)
+    if num_out // size == 1 or size < INT8_BLOCK // 8:
+        return _at_once(x_Ni, weight_oi)
+    x_Ni = x_Ni.astype(weight_oi.dtype).astype(jnp.float32)
+
+    def block(values_bi: jax.Array) -> jax.Array:
+        values_bi = jax.lax.optimization_barrier(values_bi.astype(jnp.float32))
+        return jax.lax.dot_general(values_bi, x_Ni, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+
+    out_nbN = jax.lax.map(block, values_oi.reshape(num_out // size, size, -1))
+    return out_nbN.reshape(num_out, -1).T
 
 
 def joining(x_Ni: jax.Array, weight_oi: jax.Array | Int8Weight, bias_o: jax.Array | None = None) -> jax.Array:

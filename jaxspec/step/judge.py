@@ -49,9 +49,9 @@ def judge(
         processors=target.processors,
     )
     table = jax.tree.map(lambda leaf: leaf[rows_B], state.table)
-    has_penalty_ = jnp.any(has_penalty(table.presence_B, table.frequency_B, table.repetition_B))
+    any_penalty = jnp.any(has_penalty(table.presence_B, table.frequency_B, table.repetition_B))
     counts_BV = lax.cond(
-        has_penalty_,
+        any_penalty,
         lambda: token_counts(context.history_BC, context.prompt_len_B, context.len_B, shards.whole_size(logits_BJV)),
         lambda: shards.split_like(jnp.zeros((B, V), jnp.int32), logits_BJV),
     )
@@ -63,7 +63,7 @@ def judge(
         context.len_B,
         counts_BV,
         edit,
-        None if has_own_edits else ~(has_penalty_ | _has_edit(state, rows_B)),
+        None if has_own_edits else ~(any_penalty | _has_edit(state, rows_B)),
         rule=target.rule,
         synthetic_rates=target.synthetic_rates,
         implementation=target.implementation,

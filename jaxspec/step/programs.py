@@ -118,12 +118,11 @@ class Programs:
         # XLA compiles outside the interpreter's lock, so two at a time use the second core.
         with ThreadPoolExecutor(max_workers=2) as pool:
             done = pool.map(functools.partial(_obtain, store), wanted.items())
-            for name, program, seconds, was_kept in tqdm(
+            for program, entry in tqdm(
                 done, total=len(wanted), desc="compiling", disable=not show_progress, unit="program"
             ):
-                self._programs[name] = program
-                scratch = program.temp_bytes if isinstance(program, KeptProgram) else temp_bytes(program)
-                self.plan.append(PlanEntry(name, seconds, scratch, was_kept))
+                self._programs[entry.name] = program
+                self.plan.append(entry)
         if store is not None:
             store.close()
         self.compile_seconds = time.perf_counter() - started
@@ -311,20 +310,20 @@ def _stacked(round_: Callable) -> Callable:
     return run
 
 
-def _obtain(store: ExecutableStore | None, item: tuple[str, Callable]) -> tuple[str, Any, float, bool]:
-    """(name, program, seconds, whether it came from the store): if not, compiled and put there."""
-    name, started = item[0], time.perf_counter()
+def _obtain(store: ExecutableStore | None, item: tuple[str, Callable]) -> tuple[Any, PlanEntry]:
+    """The program of a (name, lowering function), from the store; if it is not there, compiled and put there."""
+    (name, lower), started = item, time.perf_counter()
     kept = store.load(name) if store is not None else None
     if kept is not None:
-        kept.compile = lambda: _compile(item[1]())
-        return name, kept, time.perf_counter() - started, True
-    lowered = item[1]()
+        kept.compile = lambda: _compile(lower())
+        return kept, PlanEntry(name, time.perf_counter() - started, kept.temp_bytes, was_kept=True)
+    lowered = lower()
     hits = cache_hits()
     program = _compile(lowered)
     # A program that XLA has read from JAX's cache lacks, written once more, the code that its loading had taken apart.
     if store is not None and cache_hits() == hits:
         store.save(name, program)
-    return name, program, time.perf_counter() - started, False
+    return program, PlanEntry(name, time.perf_counter() - started, temp_bytes(program))
 
 
 def _compile(lowered: Any) -> Any:

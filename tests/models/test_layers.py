@@ -28,7 +28,7 @@ def test_linear(num_rows, dtype, with_bias):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("num_rows", "size"), [(1, 33), (3, 33), (1, 210), (3, 384), (3, 2 * 193)])
+@pytest.mark.parametrize(("num_rows", "size"), [(1, 33), (3, 33), (1, 210), (9, 384), (144, 384), (3, 2 * 193)])
 def test_linear_with_an_int8_weight(num_rows, size, dtype):
     """Of sizes that are cut into blocks or not."""
     rng = np.random.default_rng(num_rows)
@@ -38,6 +38,24 @@ def test_linear_with_an_int8_weight(num_rows, size, dtype):
     weight = values.astype(np.float64) * scale.astype(np.float64)[:, None]
     wanted = x.astype(dtype).astype(np.float64) @ weight.T + bias
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=3e-3)  # the sums are of numbers near a hundred
+
+
+@pytest.mark.parametrize("platform", ["tpu", "cuda"])
+def test_only_cpu_converts_an_int8_weight_in_blocks(platform):
+    """Elsewhere the integers are converted whole, on their way into the product."""
+    x, values = jax.ShapeDtypeStruct((3, 48), jnp.float32), jax.ShapeDtypeStruct((384, 48), jnp.int8)
+    weight = Int8Weight(values_oi=values, scale_o=jax.ShapeDtypeStruct((384,), jnp.float32), dtype="bfloat16")
+
+    def plain(x, weight):
+        return linear(x, weight.values_oi.astype(weight.dtype)) * weight.scale_o[None, :]
+
+    def text(function, platform):
+        return jax.jit(function).trace(x, weight).lower(lowering_platforms=(platform,)).as_text()
+
+    found, wanted = text(linear, platform), text(plain, platform)
+    for operation in ("dot_general", "convert", "while"):
+        assert found.count(f"stablehlo.{operation}") == wanted.count(f"stablehlo.{operation}")
+    assert "stablehlo.while" in text(linear, "cpu")
 
 
 def test_rms_norm():

@@ -1,7 +1,7 @@
 """Host. One process of a job, as a script of a user's: process 0 asks and prints the answers' ids, the others follow.
 
-Run as `python -m tests.multihost.child JSON`, with {"config": of the engine, "asked": [[prompt ids, params], ...] for
-each call of `generate`, "fault": None or its name}. Process 1 commits the fault.
+Run as `python -m tests.multihost.child JSON`, with a list of {"config": of an engine, "asked": [[prompt ids, params],
+...] for each call of `generate`, "faults": {its name: how}}: one engine after the other. Process 1 commits the faults.
 """
 
 import json
@@ -11,9 +11,13 @@ import sys
 
 import jax
 import numpy as np
+from jax._src import distributed
 
 from jaxspec import Engine, SamplingParams
+from jaxspec.distributed import links
+from jaxspec.engine import build
 from jaxspec.weights.load import Parameter
+from tests.lossless.engines import full_sizes_alone
 
 
 def disturb(hosts, name):
@@ -42,6 +46,16 @@ def at_call(hosts, number, number_of_signal):
     hosts._run = stop_or_run
 
 
+def commit(hosts, faults):
+    """Process 1's."""
+    if hosts.rank == 1:
+        for fault, value in faults.items():
+            if fault == "noise":
+                disturb(hosts, value)
+            else:
+                at_call(hosts, value, getattr(signal, fault))
+
+
 def count_reads():
     """Adds up the bytes that are read of the model's parameters."""
     read, seen = Parameter.read, {"bytes": 0, "all": {}}
@@ -58,27 +72,27 @@ def count_reads():
 
 def main() -> None:
     seen = count_reads()
-    job = json.loads(sys.argv[1])
+    build._buckets = full_sizes_alone
+    jobs = json.loads(sys.argv[1])
     ours = {
         name: os.environ[f"JAXSPEC_{name.upper()}"] for name in ("nnodes", "node_rank", "master_addr", "master_port")
     }
     numbers = {name: int(value) for name, value in ours.items() if name != "master_addr"}
-    engine = Engine(**job["config"], **numbers, master_addr=ours["master_addr"], use_tqdm=False)
-    print(f"read {seen['bytes']} of {sum(seen['all'].values())} bytes", file=sys.stderr)
-    hosts = engine.core.parts.hosts
-    if not engine.is_follower:
+    for job in jobs:
+        engine = Engine(**job["config"], **numbers, master_addr=ours["master_addr"], use_tqdm=False)
+        print(f"read {seen['bytes']} of {sum(seen['all'].values())} bytes", file=sys.stderr)
+        if engine.is_follower:
+            commit(engine.core.parts.hosts, job["faults"])
+            engine.follow()
+            continue
         for asked in job["asked"]:
             prompts = [{"prompt_token_ids": ids} for ids, _ in asked]
             outputs = engine.generate(prompts, [SamplingParams(**params) for _, params in asked], use_tqdm=False)
             print(json.dumps([one.outputs[0].token_ids for one in outputs]), flush=True)
-        return
-    if hosts.rank == 1:
-        for fault, value in job.get("faults", {}).items():
-            if fault == "noise":
-                disturb(hosts, value)
-            else:
-                at_call(hosts, value, getattr(signal, fault))
-    engine.follow()
+        if job is not jobs[-1]:  # the last engine ends with the script
+            # NOTE: users have one engine a job; here all have met, and are to meet once more.
+            distributed.global_state.client.key_value_delete(links._KEY)
+            engine.shutdown()
 
 
 if __name__ == "__main__":

@@ -49,10 +49,10 @@ def test_what_jaxs_own_cache_had_is_not_kept(tmp_path):
         jax.clear_caches()
         store = ExecutableStore(tmp_path, "once more")
         store.settle(state(rows=77))
-        name, program, _, was_kept = programs._obtain(store, ("step", lower))
+        program, entry = programs._obtain(store, ("step", lower))
     finally:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
-    assert (name, was_kept) == ("step", False)
+    assert (entry.name, entry.was_kept) == ("step", False)
     assert program(state(rows=77), np.float32(1))[0].rows_R.shape == (77,)
     assert ExecutableStore(tmp_path, "once more").load("step") is None
 
@@ -95,8 +95,8 @@ def test_what_cannot_be_made_of_a_whole_file_is_compiled_when_it_is_called(fille
         with pytest.raises(ValueError, match="another XLA"):
             store.load("step")(state(), np.float32(2))
         return
-    _, program, _, was_kept = programs._obtain(store, ("step", lambda: step.lower(state(), np.float32(0))))
-    assert was_kept
+    program, entry = programs._obtain(store, ("step", lambda: step.lower(state(), np.float32(0))))
+    assert entry.was_kept
     with caplog.at_level(logging.WARNING):
         assert int(program(state(), np.float32(2))[0].count) == 5
     assert "another XLA wrote this" in caplog.text

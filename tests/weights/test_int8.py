@@ -13,7 +13,9 @@ from jaxspec.models.registry import FAMILIES, family_of
 from jaxspec.types import Int8Weight
 from jaxspec.weights.checkpoint import open_checkpoint
 from jaxspec.weights.int8 import quantize
+from tests.contracts.members import FAMILY_MEMBERS
 from tests.lossless.engines import make_engine
+from tests.models.paging import Pager
 from tests.oracle.folders import TINY
 
 
@@ -80,11 +82,29 @@ def test_other_quantisations_are_refused():
             EngineConfig(model="x", quantization=wrong)
 
 
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", FAMILY_MEMBERS)
+def test_every_family_multiplies_by_what_was_rounded(name):
+    """The integers with their scales, written out in float32, give the same logits."""
+    prompt = [np.random.default_rng(1).integers(0, 30, 9).tolist()]
+    pagers = [Pager(TINY / name, num_rows=1, max_len=12, page_size=4) for _ in range(2)]
+    with open_checkpoint(TINY / name) as checkpoint:
+        rounded = _load(checkpoint, "float32", "int8")
+
+    def is_int8(leaf):
+        return isinstance(leaf, Int8Weight)
+
+    def written_out(leaf):
+        return leaf.values_oi.astype(jnp.float32) * leaf.scale_o[:, None] if is_int8(leaf) else leaf
+
+    pagers[0].weights, pagers[1].weights = rounded, jax.tree.map(written_out, rounded, is_leaf=is_int8)
+    found, wanted = (pager.feed(prompt)[0][1] for pager in pagers)
+    assert np.abs(found - wanted).max() <= 2e-5 * np.abs(wanted).max()
+
+
 def test_goldens_keep_their_first_choice_nearly_always():
     """A random tiny model with wide logits: 1/254 of each row's largest weight is little to it."""
     expected = np.load(TINY / "llama" / "expected.npz")
-    from tests.models.paging import Pager
-
     pager = Pager(TINY / "llama", num_rows=2, max_len=24, page_size=8)
     with open_checkpoint(TINY / "llama") as checkpoint:
         pager.weights = _load(checkpoint, "float32", "int8")
