@@ -9,6 +9,7 @@ os.environ |= {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_OMP_THREADS_BIND": f"0-{THREADS - 1}",
     "VLLM_CPU_KVCACHE_SPACE": "1",
+    "OMP_NUM_THREADS": str(THREADS),
 }
 import vllm  # it reads the environment when imported
 
