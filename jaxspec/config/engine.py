@@ -16,7 +16,6 @@ class EngineConfig(StrictConfig):
 
     TITLE: ClassVar[str] = "engine config"
     NOT_YET: ClassVar[dict[str, Any]] = {
-        "data_parallel_size": 1,
         "pipeline_parallel_size": 1,
         "enable_eplb": False,
         "enable_lora": False,
@@ -55,7 +54,9 @@ class EngineConfig(StrictConfig):
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "int8"] = Field(
         "auto", description="pages, drafters' too; auto: float32 on CPU, dtype elsewhere; int8: a scale a slot and head"
     )
-    max_num_seqs: int | None = Field(None, ge=1, description="rows decoded together; 8 on CPU, 64 elsewhere")
+    max_num_seqs: int | None = Field(
+        None, ge=1, description="rows decoded together, of each data-parallel group; 8 on CPU, 64 elsewhere"
+    )
     max_num_batched_tokens: int | None = Field(
         None, ge=1, description="prompt tokens prefilled in a step, all together; 256 on CPU, 2048 elsewhere"
     )
@@ -80,6 +81,9 @@ class EngineConfig(StrictConfig):
     seed: int = Field(0, ge=0, lt=2**32, description="root of the seeds of requests that bring none")
     tensor_parallel_size: int = Field(
         1, ge=1, description="devices that the model's heads, widths and vocabulary are split over"
+    )
+    data_parallel_size: int = Field(
+        1, ge=1, description="groups of such devices, each with the whole model, and rows and pages of its own"
     )
     enable_expert_parallel: bool = Field(
         False, description="those devices hold whole experts, some each, in place of a part of every one"

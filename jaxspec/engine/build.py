@@ -95,9 +95,10 @@ class EngineParts:
         Raises:
             ConfigError: the engine is split over devices.
         """
-        size = self.config.tensor_parallel_size
-        if size > 1:
-            raise ConfigError(f"{who} runs the model on one device, got tensor_parallel_size={size}; set it to 1")
+        for key in ("tensor_parallel_size", "data_parallel_size"):
+            size = getattr(self.config, key)
+            if size > 1:
+                raise ConfigError(f"{who} runs the model on one device, got {key}={size}; set it to 1")
 
 
 def build(

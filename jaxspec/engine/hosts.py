@@ -193,8 +193,10 @@ class Hosts:
     ) -> Any:
         results = program(*args)
         small = small_results(results, keep)
-        # The parts of one round hand these on to each other; whatever else runs, the round is over.
-        self._kept = [*self._kept, *small] if name.startswith(("propose[", "forward[")) else []
+        # The parts of one round hand these on to each other; whatever else runs, the round is over. A chunk's states
+        # may be gathered.
+        before = self._kept if name.startswith("forward[") else []
+        self._kept = [*before, *small] if name.startswith(("propose[", "forward[", "prefill[")) else []
         self._behind.put((self._num_calls, name, small[0] if small else None))
         return results
 

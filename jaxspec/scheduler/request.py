@@ -25,6 +25,7 @@ class SequenceState:
     num_prefilled: int = 0
     num_cached_tokens: int | None = None
     pages: list[int] = field(default_factory=list)
+    group: int = 0  # whose rows and pages these are
     # The scheduler's own.
     arrival: int = -1
     names: PageNames | None = None  # None: its pages are not shared

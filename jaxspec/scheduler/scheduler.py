@@ -4,8 +4,9 @@ There is one way in. A sequence is admitted with its committed tokens: a prompt,
 had to give its pages up; with or without pages that hold its first tokens already.
 """
 
+import itertools
 from bisect import insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from jaxspec.cache.allocator import PageAllocator
@@ -70,14 +71,20 @@ class Scheduler:
     most `max_chunk_tokens` a step, all together, and none keeps running sequences waiting for longer.
     """
 
-    def __init__(self, limits: Limits):
+    def __init__(self, limits: Limits, arrivals: Iterator[int] | None = None):
+        """arrivals: ascending numbers, shared by those among whom sequences may move."""
         self.limits = limits
         self.allocator = PageAllocator(limits.num_pages)
         self._free_rows = list(range(limits.max_rows - 1, -1, -1))
         self._waiting: list[SequenceState] = []  # in order
         self._prefilling: list[SequenceState] = []
         self._decoding: list[SequenceState] = []
-        self._num_added = 0
+        self._arrivals = itertools.count() if arrivals is None else arrivals
+
+    @property
+    def waiting(self) -> tuple[SequenceState, ...]:
+        """The sequences without a row, in their order."""
+        return tuple(self._waiting)
 
     @property
     def num_waiting(self) -> int:
@@ -96,6 +103,17 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self._waiting or self._prefilling or self._decoding)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether so many wait that no more are taken."""
+        most = self.limits.max_queued
+        return most is not None and self.num_waiting - len(self._free_rows) >= most
+
+    def num_found(self, sequence: SequenceState) -> int:
+        """Tokens of a sequence that does not run which the cache holds."""
+        self._name(sequence)
+        return len(self._find(sequence)) * self.limits.block_size
+
     def add(self, sequence: SequenceState) -> None:
         """Queue a sequence.
 
@@ -110,13 +128,16 @@ class Scheduler:
                 f"the request may grow to {sequence.max_len} tokens, {need} pages, but the cache has {have}; "
                 "lower max_tokens or raise num_pages"
             )
-        if limits.max_queued is not None and self.num_waiting - len(self._free_rows) >= limits.max_queued:
+        if self.is_full:
             raise QueueFullError(
                 f"{self.num_waiting} answers wait, and max_queued_requests={limits.max_queued} may; try again later"
             )
-        sequence.arrival, self._num_added = self._num_added, self._num_added + 1
-        if limits.lookahead is not None:
-            sequence.names = PageNames(limits.block_size, limits.lookahead, sequence.cache_salt)
+        sequence.arrival = next(self._arrivals)
+        self._name(sequence)
+        self.take(sequence)
+
+    def take(self, sequence: SequenceState) -> None:
+        """Queue a sequence that has waited elsewhere, in its place in the order."""
         insort(self._waiting, sequence, key=self._order)
 
     def plan(self) -> Plan:
@@ -129,7 +150,7 @@ class Scheduler:
                 break
             chunks.append(self._next_chunk(sequence, budget))
             budget -= chunks[-1].num_tokens
-        while budget > 0 and self._waiting and self._can_admit(self._waiting[0]):
+        while budget > 0 and self._waiting and self.can_admit(self._waiting[0]):
             admitted.append(self._admit(self._waiting.pop(0)))
             chunks.append(self._next_chunk(admitted[-1], budget))
             budget -= chunks[-1].num_tokens
@@ -161,7 +182,7 @@ class Scheduler:
         """Take a running sequence's row and pages; it waits, and goes on with what is committed."""
         self._leave(sequence)
         sequence.num_prefilled = sequence.num_named = 0
-        insort(self._waiting, sequence, key=self._order)
+        self.take(sequence)
 
     def preempt_all(self) -> None:
         """Nothing that any page holds is left: everyone who runs waits, and begins with an empty cache."""
@@ -260,7 +281,7 @@ class Scheduler:
         num_pages = self._num_shareable(sequence, len(sequence.token_ids) - 1)
         return self.allocator.find(sequence.names.first(num_pages, sequence.token_ids))
 
-    def _can_admit(self, sequence: SequenceState) -> bool:
+    def can_admit(self, sequence: SequenceState) -> bool:
         """Whether there is a row, and pages for it and for the next rounds of those who run: else it would soon pay."""
         found = self._find(sequence)
         num_new = self._pages_for(self._extent(sequence, 1)) - len(found)
@@ -292,6 +313,11 @@ class Scheduler:
             self._prefilling.remove(sequence)
             self._decoding.append(sequence)
         return chunk
+
+    def _name(self, sequence: SequenceState) -> None:
+        limits = self.limits
+        if limits.lookahead is not None and sequence.names is None:
+            sequence.names = PageNames(limits.block_size, limits.lookahead, sequence.cache_salt)
 
     def _name_pages(self, sequence: SequenceState, num_tokens: int) -> None:
         """Share the pages that nothing will change any more, when all caches have taken in num_tokens."""
