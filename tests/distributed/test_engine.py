@@ -39,15 +39,13 @@ CASES = {
     "auto": (2, (8, 4), ngram(K) | {"num_speculative_tokens": "auto"}),
     "plain": (1, (8, 4), None),
 }  # fmt: skip
-MESHES = [(1, 1), (3, 1), (1, 2), (2, 2)]  # (devices of a group, groups)
+MESHES = [(1, 1), (3, 1), (2, 2)]  # (devices of a group, groups)
 # (name, devices of a group, groups, more config): each a mesh of its own for one of the above.
 GROUPS = [
     *((name, n, 2, {}) for name in ("ngram, key heads repeated", "draft_model") for n in (1, 2, 4)),
     ("draft_model", 1, 3, {"rounds_per_batch": 4, "async_scheduling": True}),
-    ("ngram, key heads repeated", 2, 2, {"rounds_per_batch": 4}),
-    ("plain", 1, 2, {}),
-    *((name, 2, 2, {}) for name in CASES if "whole" in name or name in ("self", "suffix", "probabilistic", "auto")),
-    *((name, 1, 2, {}) for name in ("eagle3", "suffix", "ngram+draft_model", "auto", "probabilistic")),
+    *((name, 1, 2, {}) for name in ("plain", "suffix", "auto", "probabilistic")),
+    ("whole eagle3, probabilistic", 2, 2, {}),
 ]
 
 
@@ -71,7 +69,7 @@ def folders(tmp_path_factory):
 def engine_of(folders, name, **more):
     devices, heads, speculative = CASES[name]
     own = folders(heads)
-    if speculative.get("model") in own:
+    if speculative is not None and speculative.get("model") in own:
         speculative = speculative | {"model": str(own[speculative["model"]])}
     more = {"tensor_parallel_size": devices} | more
     return make_engine(own["target"], speculative, **more)
@@ -90,7 +88,7 @@ def test_answers_are_those_of_the_naive_loop(folders, name):
 @pytest.mark.parametrize(("name", "n", "groups", "more"), heavy_but_first(GROUPS))
 def test_so_are_those_of_several_groups(folders, name, n, groups, more):
     engine = check_answers(folders, name, tensor_parallel_size=n, data_parallel_size=groups, **more)
-    assert all(group.allocator.num_cached for group in engine.core.scheduler.each)
+    assert (np.asarray(engine.core.state.len_R).max(axis=1) > 0).all(), "each had rows"
 
 
 def check_answers(folders, name, **more):
@@ -163,8 +161,7 @@ def test_integers_and_exact_rounds(folders, more):
         ("qwen3-moe-mixed", True, 1),
         ("deepseek-v3-mtp", False, 1),
         ("qwen3-moe-mixed", True, 2),
-        ("qwen3-moe-mixed", False, 2),
-        ("deepseek-v3-mtp", True, 2),
+        ("deepseek-v3-mtp", False, 2),
     ],
 )
 def test_experts_and_modules(name, by_expert, groups):

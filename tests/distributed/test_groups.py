@@ -3,13 +3,9 @@ drafts that are chosen, proposers and processors of the user's own."""
 
 import json
 
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from jaxspec import SamplingParams
 from jaxspec.cli import main
-from jaxspec.sampling.processors import LogitsProcessor
 from tests.lossless.engines import MAX_MODEL_LEN, VOCAB_SIZE, custom, draft_model, make_engine, ngram
 from tests.lossless.replay import HostReplay, Script, replay_proposer, set_scripts
 from tests.lossless.test_every_proposer import answer_of, make_requests
@@ -69,16 +65,14 @@ def test_what_fails_begins_again_and_who_leaves_frees_its_pages(folders):
 
 def test_a_record_comes_out_again(folders, tmp_path, capsys):
     file, (target, _) = tmp_path / "journal.jsonl", folders
-    settings = {"data_parallel_size": 2, "num_pages": 18, "rounds_per_batch": 2, "async_scheduling": True}
-    engine = make_engine(target, ngram(K), buckets=True, record=str(file), **settings)
+    settings = {"data_parallel_size": 3, "max_num_seqs": 1, "rounds_per_batch": 2, "async_scheduling": True}
+    engine = make_engine(target, ngram(K), record=str(file), **settings)
     start(engine.core, make_requests(seed=3))
     while engine.core.has_work:
         engine.core.step()
-    plans = [json.loads(line).get("plan") for line in file.read_text().splitlines()]
-    assert any(plan and plan["preempted"] for plan in plans)
     assert main(["replay", str(file), "--json"]) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert report["ok"], report
+    assert (report["difference"], report["num_tokens"] > 100) == (None, True)
 
 
 @pytest.mark.parametrize("is_on_host", [True, False])
@@ -97,4 +91,4 @@ def test_proposers_and_processors_of_the_users_own(folders, is_on_host):
     for request, answer in zip(running, answers, strict=True):
         assert_says(request.output().outputs[0].token_ids, answer)
         figures = request.output().metrics.speculative_decoding
-        assert figures["num_accepted_tokens"] == figures["num_draft_tokens"] > 0
+        assert figures["num_accepted_draft_tokens"] == figures["num_draft_tokens"] > 0

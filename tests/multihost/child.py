@@ -56,6 +56,11 @@ def count_reads():
     return seen
 
 
+def _logprobs(entries):
+    """Those of the prompt's own tokens."""
+    return [next(iter(entry.values())).logprob for entry in entries[1:]]
+
+
 def main() -> None:
     seen = count_reads()
     job = json.loads(sys.argv[1])
@@ -71,6 +76,8 @@ def main() -> None:
             prompts = [{"prompt_token_ids": ids} for ids, _ in asked]
             outputs = engine.generate(prompts, [SamplingParams(**params) for _, params in asked], use_tqdm=False)
             print(json.dumps([one.outputs[0].token_ids for one in outputs]), flush=True)
+            if all(one.prompt_logprobs for one in outputs):
+                print(json.dumps([_logprobs(one.prompt_logprobs) for one in outputs]), flush=True)
         return
     if hosts.rank == 1:
         for fault, value in job.get("faults", {}).items():

@@ -17,9 +17,10 @@ LONGEST_S = 240  # of a job, on a machine where all its processes may share one 
 class Job:
     """Processes 0 to n - 1 of `words`, each told who it is by JAXSPEC_ variables."""
 
-    def __init__(self, num_processes: int, words: list[str], **more: str):
-        """more: variables beside them."""
+    def __init__(self, num_processes: int, words: list[str], num_devices: int = 1, **more: str):
+        """num_devices: of each; more: variables beside them."""
         flags = re.sub(r"--xla_force_host_platform_device_count=\d+", "", os.environ.get("XLA_FLAGS", ""))
+        flags = f"{flags} --xla_force_host_platform_device_count={num_devices}"
         names = {"NNODES": num_processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
         shared = {f"JAXSPEC_{name}": str(value) for name, value in names.items()}
         cache = jax.config.values["jax_compilation_cache_dir"] or ""
