@@ -72,18 +72,23 @@ def test_four_processes_and_one_that_dies(folders):
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize(("num_processes", "n"), [(2, 1), (4, 2), (4, 4), (2, 2)])
-def test_groups_over_processes_say_what_one_device_says(folders, num_processes, n):
+@pytest.mark.parametrize(("num_processes", "n", "has_grammar"), [(2, 1, True), (4, 2, False)])
+def test_groups_over_processes_say_what_one_device_says(folders, num_processes, n, has_grammar):
     """Groups in processes of their own, and over several; prompts' log-probabilities come from wherever they are."""
     asked = [(ids, params | {"prompt_logprobs": 1}) for ids, params in (*ASKED, *ASKED[::-1])]
+    if has_grammar:
+        asked.append((PROMPT, {"temperature": 0, "structured_outputs": FORM, "prompt_logprobs": 1, "max_tokens": 20}))
     drafted, mesh = draft_model(2, folders[1]), {"tensor_parallel_size": n, "data_parallel_size": 2}
-    with start(num_processes, folders[0], [asked], drafted, num_devices=2 * n // num_processes, **mesh) as job:
+    more = mesh | {"num_devices": 2 * n // num_processes, "enable_structured_outputs": has_grammar}
+    with start(num_processes, folders[0], [asked], drafted, **more) as job:
         assert job.wait() == [0] * num_processes, job.said
     check(job.answers[0][:2], folders[0])
-    check(job.answers[0][:1:-1], folders[0])
-    engine = make_engine(folders[0], None, max_num_seqs=1)
+    check(job.answers[0][3:1:-1], folders[0])
+    engine = make_engine(folders[0], None, max_num_seqs=1, enable_structured_outputs=has_grammar)
     prompts, params = [{"prompt_token_ids": ids} for ids, _ in asked], [SamplingParams(**one) for _, one in asked]
-    for output, found in zip(engine.generate(prompts, params, use_tqdm=False), job.answers[1], strict=True):
+    outputs = engine.generate(prompts, params, use_tqdm=False)
+    assert job.answers[0] == [output.outputs[0].token_ids for output in outputs]
+    for output, found in zip(outputs, job.answers[1], strict=True):
         wanted = [next(iter(entry.values())).logprob for entry in output.prompt_logprobs[1:]]
         np.testing.assert_allclose(found, wanted, atol=1e-4)
 
@@ -114,14 +119,12 @@ def test_noise_in_logits_parts_nobody_and_a_stall_is_named(folders):
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("groups", [1, 2])
-def test_a_server_of_two_processes(folders, groups):
+def test_a_server_of_two_processes(folders):
     """HTTP on process 0 alone; one signal ends both, with status 0."""
     openai = pytest.importorskip("openai", reason="openai is not installed (requirements/dev.txt)")
     port = free_port()
     sizes = {"dtype": "float32", "max_model_len": 64, "max_num_seqs": 1, "max_num_batched_tokens": 16, "port": port,
-             "startup_probe_tokens": 4, "compilation_cache_dir": "null", "tensor_parallel_size": 2 // groups,
-             "data_parallel_size": groups}  # fmt: skip
+             "startup_probe_tokens": 4, "compilation_cache_dir": "null"}  # fmt: skip
     flags = [word for name, value in sizes.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     words = ["jaxspec.serve", "--config", "configs/multihost-cpu.yaml", "--model", folders[0], *flags]
     with Job(2, words) as job:
