@@ -35,16 +35,16 @@ class Spread:
     @property
     def num_groups(self) -> int:
         """Of devices, each with rows of its own."""
-        return self.mesh.shape[DATA] if self._has_groups else 1
+        return 1 if self.mesh is None else self.mesh.shape.get(DATA, 1)
 
     @property
     def has_far_groups(self) -> bool:
         """Whether a group may have no device in this process."""
-        return self.mesh is not None and self._has_groups and self.mesh.is_multi_process
+        return self.mesh is not None and self.num_groups > 1 and self.mesh.is_multi_process
 
     def join(self, parts: Sequence[Any]) -> Any:
         """What a program takes, of what each group is handed: numpy."""
-        if not self._has_groups:
+        if self.num_groups == 1:
             (only,) = parts
             return only
         return jax.tree.map(lambda *leaves: np.stack(leaves), *parts)
@@ -55,13 +55,13 @@ class Spread:
 
     def shapes(self, part: Any) -> Any:
         """The same, before there is anything but shapes."""
-        if not self._has_groups:
+        if self.num_groups == 1:
             return part
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((self.num_groups, *leaf.shape), leaf.dtype), part)
 
     def part(self, joined: Any, group: int) -> Any:
         """A group's part of what a program gave."""
-        return jax.tree.map(lambda leaf: np.asarray(leaf)[group], joined) if self._has_groups else joined
+        return joined if self.num_groups == 1 else jax.tree.map(lambda leaf: np.asarray(leaf)[group], joined)
 
     def jit(
         self, function: Callable, arguments: Sequence[Role], results: Role | Sequence[Role], *, donate: Any = ()
@@ -79,7 +79,7 @@ class Spread:
             return tuple(find(role) for role in arguments), given
 
         specs, out = of(self._spec)
-        mapped = _of_group(function, arguments) if self._has_groups else function
+        mapped = function if self.num_groups == 1 else _of_group(function, arguments)
         for axis in reversed(mesh.axis_names):  # groups outside, where what varies is no part of a type: it all does
             mapped = jax.shard_map(
                 mapped,
@@ -104,13 +104,9 @@ class Spread:
             self._on(self._spec(role)),
         )
 
-    @property
-    def _has_groups(self) -> bool:
-        return self.mesh is not None and DATA in self.mesh.axis_names
-
     def _spec(self, role: Role) -> Any:
         assert self.mesh is not None
-        first = (DATA,) if self._has_groups else ()
+        first = () if self.num_groups == 1 else (DATA,)
         small = PartitionSpec(*first)
         logits = PartitionSpec(*first, None, None, TENSOR) if TENSOR in self.mesh.axis_names else small
         if role == "drafts":
