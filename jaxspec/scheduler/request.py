@@ -30,6 +30,7 @@ class SequenceState:
     arrival: int = -1
     names: PageNames | None = None  # None: its pages are not shared
     num_named: int = 0
+    num_taken_in: int = 0  # tokens that went through every cache, since the last admission
 
     @property
     def num_to_prefill(self) -> int:

@@ -112,7 +112,7 @@ class Scheduler:
     def num_found(self, sequence: SequenceState) -> int:
         """Tokens of a sequence that does not run which the cache holds."""
         self._name(sequence)
-        return len(self._find(sequence)) * self.limits.block_size
+        return self._find(sequence)[1]
 
     def add(self, sequence: SequenceState) -> None:
         """Queue a sequence.
@@ -263,37 +263,48 @@ class Scheduler:
             if sequence in queue:
                 queue.remove(sequence)
         if sequence.row >= 0:
+            self._name_part(sequence)
             self._free_rows.append(sequence.row)
             self.allocator.free(sequence.pages)
             sequence.row, sequence.pages = -1, []
 
-    def _num_shareable(self, sequence: SequenceState, num_tokens: int) -> int:
-        """Pages that are whole once num_tokens went through the target. A drafter may be one token behind, and those
-        that look ahead are as many as they look."""
-        assert sequence.names is not None
-        return sequence.names.num_nameable(num_tokens if self.limits.lookahead else num_tokens - 1)
+    def _num_known(self, num_tokens: int) -> int:
+        """Tokens that all entries may depend on once num_tokens went through the target. A drafter may be one token
+        behind, and those that look ahead are as many as they look."""
+        return num_tokens if self.limits.lookahead else num_tokens - 1
 
-    def _find(self, sequence: SequenceState) -> list[int]:
-        """Pages that hold its first tokens. At least one token is left to prefill, and as many as a drafter's entries
-        look ahead, so that its state of the row begins with them."""
-        if sequence.names is None or not sequence.may_hit:
-            return []
-        num_pages = self._num_shareable(sequence, len(sequence.token_ids) - 1)
-        return self.allocator.find(sequence.names.first(num_pages, sequence.token_ids))
+    def _find(self, sequence: SequenceState) -> tuple[list[int], int]:
+        """Pages that hold its first tokens, and how many tokens; of the last page some, perhaps. At least one token is
+        left to prefill, and as many as a drafter's entries look ahead, so that its state of the row begins with them."""
+        names, token_ids, size = sequence.names, sequence.token_ids, self.limits.block_size
+        if names is None or not sequence.may_hit:
+            return [], 0
+        num_known = self._num_known(len(token_ids) - 1)
+        pages = self.allocator.find(names.first(names.num_nameable(num_known), token_ids))
+        start = len(pages) * size
+        for end in range(min(start + size - 1, names.num_entries(num_known)), start, -1):
+            page = self.allocator.find_idle(names.of_part(end, token_ids))
+            if page is not None:
+                return [*pages, page], end
+        return pages, start
 
     def can_admit(self, sequence: SequenceState) -> bool:
         """Whether there is a row, and pages for it and for the next rounds of those who run: else it would soon pay."""
-        found = self._find(sequence)
+        if not self._free_rows:
+            return False
+        found, _ = self._find(sequence)
         num_new = self._pages_for(self._extent(sequence, 1)) - len(found)
         num_spared = self._num_missing(self._prefilling + self._decoding, 2)
-        return bool(self._free_rows) and self.allocator.can_allocate(num_new + num_spared, found)
+        return self.allocator.can_allocate(num_new + num_spared, found)
 
     def _admit(self, sequence: SequenceState) -> SequenceState:
-        found = self._find(sequence)
-        self.allocator.hold(found)
+        found, num_tokens = self._find(sequence)
+        num_full = num_tokens // self.limits.block_size
+        self.allocator.hold(found[:num_full])
+        for page in found[num_full:]:
+            self.allocator.take(page)
         sequence.row, sequence.pages = self._free_rows.pop(), found
-        sequence.num_prefilled = len(found) * self.limits.block_size
-        sequence.num_named = len(found)
+        sequence.num_prefilled, sequence.num_named, sequence.num_taken_in = num_tokens, num_full, 0
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = sequence.num_prefilled
         self._grow(sequence, self._extent(sequence, 1))
@@ -323,8 +334,18 @@ class Scheduler:
         """Share the pages that nothing will change any more, when all caches have taken in num_tokens."""
         if sequence.names is None:
             return
-        num_pages = self._num_shareable(sequence, num_tokens)
+        sequence.num_taken_in = num_tokens
+        num_pages = sequence.names.num_nameable(self._num_known(num_tokens))
         names = sequence.names.first(num_pages, sequence.token_ids)
         for index in range(sequence.num_named, num_pages):
             self.allocator.name(sequence.pages[index], names[index])
         sequence.num_named = max(sequence.num_named, num_pages)
+
+    def _name_part(self, sequence: SequenceState) -> None:
+        """The page that a sequence leaves unfinished is for whoever goes on with the same text, one at a time: it is
+        written on."""
+        if sequence.names is None or self.limits.is_exact:
+            return
+        end = sequence.names.num_entries(self._num_known(sequence.num_taken_in))
+        if sequence.num_named * self.limits.block_size < end:
+            self.allocator.name(sequence.pages[sequence.num_named], sequence.names.of_part(end, sequence.token_ids))
