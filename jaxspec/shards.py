@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 TENSOR = "tensor"  # the mesh's axis that heads, feed-forward widths, experts and the vocabulary are split along
+DATA = "data"  # its axis of groups, each with the whole model, and rows and pages of its own; no function asks for it
 
 _NO_ID = 2**31 - 1
 

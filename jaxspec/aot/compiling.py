@@ -56,7 +56,7 @@ def compile_in_child(
         raise ConfigError(f"cannot compile for {topology.name}: {why}; or leave it out with --no-compile")
     request = {
         "config": config.model_dump(mode="json", exclude_unset=True)
-        | {"tensor_parallel_size": config.tensor_parallel_size},
+        | {name: getattr(config, name) for name in ("tensor_parallel_size", "data_parallel_size")},
         "folders": [str(folder.resolve()) for folder in folders],
         "topology": topology.name,
         "num_pages": num_pages,
@@ -120,7 +120,7 @@ def _compile(request: dict[str, Any]) -> None:
     config = EngineConfig(**request["config"])
     described = describe(config, [Path(folder) for folder in request["folders"]])
     resolved = settle(config, described, topology).model_copy(update={"num_pages": request["num_pages"]})
-    there = devices(topology)[: resolved.tensor_parallel_size]
+    there = devices(topology)[: resolved.tensor_parallel_size * resolved.data_parallel_size]
     for layers in request["layers"]:
         short = shorten(described, min(layers, described.target.num_layers))
         parts = make_parts(short, resolved, there[0].platform, devices=there)

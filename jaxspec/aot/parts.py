@@ -18,7 +18,7 @@ from jaxspec.config.methods import METHODS, drafter_of
 from jaxspec.config.model import ModelConfig
 from jaxspec.config.resolve import ResolvedConfig
 from jaxspec.config.schedule import draft_widths
-from jaxspec.distributed import Split
+from jaxspec.distributed import Split, mesh_of
 from jaxspec.engine.heads import head_layers, head_proposer
 from jaxspec.engine.own_drafts import ngram_proposer, self_proposer, with_lookup
 from jaxspec.engine.placing import ModelPlacing, Placing
@@ -29,7 +29,6 @@ from jaxspec.models.heads.load import specs_of as head_specs
 from jaxspec.models.registry import family_of
 from jaxspec.proposers.base import Proposer, no_proposer
 from jaxspec.proposers.draft_model import draft_model
-from jaxspec.shards import TENSOR
 from jaxspec.step import pack, rounds
 from jaxspec.step.prefill import prefill
 from jaxspec.step.spread import Role, Spread, specs_of
@@ -53,7 +52,7 @@ class Program:
         everywhere = NamedSharding(self.mesh, PartitionSpec())
 
         def placed(leaf: Any) -> Any:
-            sharding = getattr(leaf, "sharding", None) or everywhere
+            sharding = getattr(leaf, "sharding", None) or (everywhere if self.spread.mesh is None else None)
             return jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype, sharding=sharding)
 
         arguments = jax.tree.map(placed, self.arguments)
@@ -79,8 +78,8 @@ class Parts:
         assert mesh is not None
         spread = Spread() if mesh.size == 1 else Spread(mesh, specs_of(self.weights), specs_of(self.state))
         rows, tokens = resolved.max_num_seqs, resolved.max_num_batched_tokens
-        batch = pack.pack_batch([], [], rows, rows, resolved.pages_per_row)
-        chunk = pack.pack_chunk(0, 0, 0, [], resolved.pages_per_row)
+        batch = spread.shapes(pack.pack_batch([], [], rows, rows, resolved.pages_per_row))
+        chunk = spread.shapes(pack.pack_chunk(0, 0, 0, [], resolved.pages_per_row))
 
         def program(function: Callable[..., Any], last: Any, *more: Any) -> Program:
             roles: tuple[Role, ...] = ("weights", "state", "small", *["drafts" for _ in more])
@@ -135,7 +134,7 @@ def make_parts(
 
     Args:
         platform: of the devices that programs are for, "gpu" or "tpu".
-        devices: to compile for, `tensor_parallel_size` of them; None: shapes alone, of all devices together.
+        devices: to compile for, as many as the config's groups have together; None: shapes alone, of one group.
 
     Raises:
         ConfigError: a proposer of the user's own, whose code is not at hand here.
@@ -143,7 +142,9 @@ def make_parts(
     model = described.target.for_run(resolved.max_model_len)
     family, drafting = family_of(model.family), resolved.speculative_config
     drafter = described.drafter
-    mesh = None if devices is None else Mesh(np.array(devices), (TENSOR,))
+    mesh = None
+    if devices is not None:
+        mesh = mesh_of(devices, resolved.tensor_parallel_size, resolved.data_parallel_size)
     placing = _placing(described, resolved, mesh)
     num_host_drafts = 0
     if drafting is None:

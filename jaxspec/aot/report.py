@@ -66,10 +66,10 @@ def paper_of(config: EngineConfig, described: Described, topology: Topology) -> 
         ConfigError: more than there are, or than the models can be split over; or what an engine would refuse.
     """
     resolved, drafter = settle(config, described, topology), described.drafter
-    if resolved.tensor_parallel_size > topology.num_devices:
+    if resolved.tensor_parallel_size * resolved.data_parallel_size > topology.num_devices:
         raise ConfigError(
-            f"tensor_parallel_size={resolved.tensor_parallel_size} must not exceed the {topology.num_devices} devices "
-            f"of {topology.name}; lower it"
+            f"tensor_parallel_size={resolved.tensor_parallel_size} x data_parallel_size={resolved.data_parallel_size} "
+            f"must not exceed the {topology.num_devices} devices of {topology.name}; lower it"
         )
     target = target_shape(described.target, resolved)
     draft = None if drafter is None else drafter_shape(drafter, resolved)
@@ -106,7 +106,7 @@ def fewest_devices(config: EngineConfig, described: Described, topology: Topolog
         ConfigError: as `paper_of`.
     """
     number, found = 1, None
-    while number <= topology.num_devices:
+    while found is None or number * config.data_parallel_size <= topology.num_devices:
         try:
             paper = paper_of(config.model_copy(update={"tensor_parallel_size": number}), described, topology)
         except ConfigError:
@@ -198,6 +198,7 @@ def report_of(
         },
         "num_devices": topology.num_devices,
         "tensor": paper.num_devices,
+        "data": resolved.data_parallel_size,
         "replicas": topology.num_devices // paper.num_devices,
         "max_model_len": resolved.max_model_len,
         "max_num_seqs": resolved.max_num_seqs,
@@ -313,6 +314,7 @@ def text_of(report: dict[str, Any]) -> str:
     drafts = f"{what}{by}, {report['num_speculative_tokens']} drafts a round" if report["method"] else what
     copies = f"{report['replicas']} cop{'y' if report['replicas'] == 1 else 'ies'} of the model"
     over = f"over {report['tensor']} device{'s' * (report['tensor'] > 1)} each"
+    over += f", {report['data']} of them in one engine" if report["data"] > 1 else ""
     lines = [
         f"{report['model']} ({report['parameters'] / 1e9:.2f} B parameters, {report['dtype']}), {drafts}",
         f"{report['topology']}: {report['num_devices']} x {chip['title']}, {copies} {over}",

@@ -66,6 +66,16 @@ class PageAllocator:
             self._idle.pop(page, None)
             self._holders[page] = self._holders.get(page, 0) + 1
 
+    def find_idle(self, name: bytes) -> int | None:
+        """The page of this name, if nobody holds it."""
+        page = self._page_of.get(name)
+        return page if page in self._idle else None
+
+    def take(self, page: int) -> None:
+        """Hold a page that nobody holds as one's own, to write on in it: its name is forgotten."""
+        del self._idle[page], self._page_of[self._name_of.pop(page)]
+        self._holders[page] = 1
+
     def name(self, page: int, name: bytes) -> None:
         """Say what a held page's entries are of; where another page has the name already, that one keeps it."""
         assert page in self._holders, f"page {page} is named but not held"

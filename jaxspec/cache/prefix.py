@@ -1,4 +1,4 @@
-"""Host. Names of full pages: a page is named by every token that its entries depend on, so that a name says it all."""
+"""Host. Names of pages: a page is named by every token that its entries depend on, so that a name says it all."""
 
 import hashlib
 from collections.abc import Sequence
@@ -19,19 +19,33 @@ class PageNames:
         self._chain = [_digest(b"" if salt is None else b"salt" + salt.encode())]
         self._names: list[bytes] = []
 
+    def num_entries(self, num_tokens: int) -> int:
+        """How many entries can be named when so many tokens are known."""
+        return max(0, num_tokens - self._lookahead)
+
     def num_nameable(self, num_tokens: int) -> int:
-        """How many pages can be named when so many tokens are known."""
-        return max(0, num_tokens - self._lookahead) // self._block_size
+        """How many full pages that makes."""
+        return self.num_entries(num_tokens) // self._block_size
 
     def first(self, num_pages: int, token_ids: Sequence[int]) -> list[bytes]:
         """The names of the first pages, `num_nameable` of them at most."""
         for index in range(len(self._names), num_pages):
-            start, end = index * self._block_size, (index + 1) * self._block_size
-            self._chain.append(_digest(self._chain[index], token_ids[start:end]))
-            behind = token_ids[end : end + self._lookahead]
-            assert len(behind) == self._lookahead, f"{index=} needs more tokens than {len(token_ids)}"
-            self._names.append(_digest(self._chain[-1], behind) if behind else self._chain[-1])
+            chained, name = self._link(index, (index + 1) * self._block_size, token_ids)
+            self._chain.append(chained)
+            self._names.append(name)
         return self._names[:num_pages]
+
+    def of_part(self, end: int, token_ids: Sequence[int]) -> bytes:
+        """The name of the page that holds token `end - 1`, as far as that; `first` has named the pages before it, and
+        `num_entries` is `end` or more."""
+        return self._link((end - 1) // self._block_size, end, token_ids)[1]
+
+    def _link(self, index: int, end: int, token_ids: Sequence[int]) -> tuple[bytes, bytes]:
+        """The chain, and the name, of page `index` up to token `end`."""
+        chained = _digest(self._chain[index], token_ids[index * self._block_size : end])
+        behind = token_ids[end : end + self._lookahead]
+        assert len(behind) == self._lookahead, f"{index=} needs more tokens than {len(token_ids)}"
+        return chained, _digest(chained, behind) if behind else chained
 
 
 def _digest(parent: bytes, token_ids: Sequence[int] = ()) -> bytes:

@@ -16,7 +16,6 @@ class EngineConfig(StrictConfig):
 
     TITLE: ClassVar[str] = "engine config"
     NOT_YET: ClassVar[dict[str, Any]] = {
-        "data_parallel_size": 1,
         "pipeline_parallel_size": 1,
         "enable_eplb": False,
         "enable_lora": False,
@@ -55,9 +54,13 @@ class EngineConfig(StrictConfig):
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "int8"] = Field(
         "auto", description="pages, drafters' too; auto: float32 on CPU, dtype elsewhere; int8: a scale a slot and head"
     )
-    max_num_seqs: int | None = Field(None, ge=1, description="rows decoded together; 8 on CPU, 64 elsewhere")
+    max_num_seqs: int | None = Field(
+        None, ge=1, description="rows that a group (data_parallel_size) decodes together; 8 on CPU, 64 elsewhere"
+    )
     max_num_batched_tokens: int | None = Field(
-        None, ge=1, description="prompt tokens prefilled in a step, all together; 256 on CPU, 2048 elsewhere"
+        None,
+        ge=1,
+        description="prompt tokens that a group prefills in a step, all together; 256 on CPU, 2048 elsewhere",
     )
     enable_prefix_caching: bool = Field(
         True, description="keep full pages of prompts and answers for requests that begin with the same tokens"
@@ -66,13 +69,15 @@ class EngineConfig(StrictConfig):
         "fcfs", description="who runs first: the first to come, or the lowest priority of a request, and then so"
     )
     max_queued_requests: int | None = Field(
-        None, ge=0, description="answers that may wait while no row is free; more are refused with HTTP 429; any number"
+        None,
+        ge=0,
+        description="answers a group that may wait while no row is free; more are refused with HTTP 429; any number",
     )
     block_size: int | None = Field(
         None, ge=1, le=1024, description="slots in a page of the cache, in tokens; 64 on CPU, 16 elsewhere"
     )
     num_pages: int | None = Field(
-        None, ge=1, description="pages in the cache; what max_num_seqs rows need at most, if it fits in memory"
+        None, ge=1, description="pages in a group's cache; what max_num_seqs rows need at most, if it fits in memory"
     )
     gpu_memory_utilization: float | None = Field(
         None, gt=0.0, le=1.0, description="share of the device's memory to plan with; 0.9, or 0.4 of the host's on CPU"
@@ -80,6 +85,9 @@ class EngineConfig(StrictConfig):
     seed: int = Field(0, ge=0, lt=2**32, description="root of the seeds of requests that bring none")
     tensor_parallel_size: int = Field(
         1, ge=1, description="devices that the model's heads, widths and vocabulary are split over"
+    )
+    data_parallel_size: int = Field(
+        1, ge=1, description="groups of so many devices, each with the whole model, and rows and pages of its own"
     )
     enable_expert_parallel: bool = Field(
         False, description="those devices hold whole experts, some each, in place of a part of every one"

@@ -99,6 +99,7 @@ class ResolvedConfig(BaseModel):
     block_size: int
     kv_cache_dtype: PageDtype
     tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
     enable_expert_parallel: bool = False
     num_pages: int
     seed: int
@@ -140,12 +141,14 @@ def resolve(config: EngineConfig, hardware: HardwareFacts, models: ModelFacts) -
     )
     num_draft_devices = _draft_devices(config, models)
     num_tokens = _num_tokens(config, models)
-    # Devices made of one host share its memory.
+    # Devices made of one host share its memory, which then holds what all of them have.
     devices = (1, 1) if on_cpu else (config.tensor_parallel_size, num_draft_devices)
-    page_bytes = block_size * _token_bytes(models, kv_cache_dtype, devices)
+    copies = config.data_parallel_size if on_cpu else 1
+    page_bytes = copies * block_size * _token_bytes(models, kv_cache_dtype, devices)
     logits_bytes = _logits_bytes(config, models.target.vocab_size, max_num_seqs, num_tokens, implementation)
-    logits_bytes = -(-logits_bytes // devices[0])
-    most_pages = _pages_in_memory(config, hardware, models, ITEM_BYTES[dtype], page_bytes, logits_bytes, devices)
+    logits_bytes = -(-copies * logits_bytes // devices[0])
+    weight_bytes = copies * _weight_bytes(models, ITEM_BYTES[dtype], config.quantization, devices)
+    most_pages = _pages_in_memory(config, hardware, weight_bytes, page_bytes, logits_bytes)
     max_model_len = _max_model_len(config, models.target, most_pages, block_size)
     speculative = _speculative(config, models, max_model_len, max_num_seqs, num_tokens, num_draft_devices)
     is_on_host = speculative is not None and METHODS[speculative.method].is_on_host
@@ -165,6 +168,7 @@ def resolve(config: EngineConfig, hardware: HardwareFacts, models: ModelFacts) -
         block_size=block_size,
         kv_cache_dtype=kv_cache_dtype,
         tensor_parallel_size=config.tensor_parallel_size,
+        data_parallel_size=config.data_parallel_size,
         enable_expert_parallel=config.enable_expert_parallel,
         num_pages=_num_pages(config, max_num_seqs * -(-max_model_len // block_size), most_pages),
         seed=config.seed,
@@ -246,17 +250,14 @@ def _dtype(target: ModelConfig) -> Dtype:
 def _pages_in_memory(
     config: EngineConfig,
     hardware: HardwareFacts,
-    models: ModelFacts,
-    item_bytes: int,
+    weight_bytes: int,
     page_bytes: int,
     logits_bytes: int,
-    devices: tuple[int, int],
 ) -> int:
-    """Pages that fit beside the weights, drafts' too, and the logits of a full round."""
+    """Pages (of a group) that fit beside the weights, drafts' too, and the logits of a full round."""
     # A host is shared with whatever else runs on it; an accelerator is ours.
     share = config.gpu_memory_utilization or (0.4 if hardware.platform == "cpu" else 0.9)
     plan_bytes = int(hardware.memory_bytes * share)
-    weight_bytes = _weight_bytes(models, item_bytes, config.quantization, devices)
     num_pages = (plan_bytes - weight_bytes - logits_bytes) // page_bytes
     if num_pages < 1:
         raise CapacityError(

@@ -95,9 +95,10 @@ class EngineParts:
         Raises:
             ConfigError: the engine is split over devices.
         """
-        size = self.config.tensor_parallel_size
-        if size > 1:
-            raise ConfigError(f"{who} runs the model on one device, got tensor_parallel_size={size}; set it to 1")
+        for key in ("tensor_parallel_size", "data_parallel_size"):
+            size = getattr(self.config, key)
+            if size > 1:
+                raise ConfigError(f"{who} runs the model on one device, got {key}={size}; set it to 1")
 
 
 def build(
@@ -422,10 +423,11 @@ def _log_plan(resolved: ResolvedConfig, weights: Any, state: DecodeState, progra
         return sum(leaf.nbytes for tree in trees for leaf in jax.tree.leaves(tree)) / 1e6
 
     target, drafter = weights["target"], [tree for name, tree in weights.items() if name != "target"]
+    num_groups = resolved.data_parallel_size
     tables = megabytes(state) - megabytes(state.pool, state.proposer)
     logger.info(
         "plan: %d pages of %d tokens, %d in all, for %d rows of %d drafts; weights %.0f MB and the drafter's %.0f, "
-        "cache %.0f MB and the drafter's state %.0f, row tables %.0f, largest scratch %.0f",
+        "cache %.0f MB and the drafter's state %.0f, row tables %.0f, largest scratch %.0f; groups alike: %d",
         resolved.num_pages,
         resolved.block_size,
         resolved.num_pages * resolved.block_size,
@@ -433,10 +435,11 @@ def _log_plan(resolved: ResolvedConfig, weights: Any, state: DecodeState, progra
         resolved.num_speculative_tokens,
         megabytes(target),
         megabytes(drafter),
-        megabytes(state.pool),
-        megabytes(state.proposer),
-        tables,
+        megabytes(state.pool) / num_groups,
+        megabytes(state.proposer) / num_groups,
+        tables / num_groups,
         max(entry.temp_bytes for entry in programs.plan) / 1e6,
+        num_groups,
     )
     logger.info(
         "plan: %d programs ready in %.1f s, %d of them kept from a former start",

@@ -2,9 +2,10 @@
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
+from itertools import chain, islice, zip_longest
 from typing import Any, NamedTuple
 
 import jax
@@ -27,10 +28,13 @@ from jaxspec.sampling.edit_table import check_ids, check_leaves_a_token, edit_ro
 from jaxspec.sampling.grammar import Grammar
 from jaxspec.sampling.params import SamplingParams
 from jaxspec.sampling.table import table_row
+from jaxspec.scheduler.groups import Groups, joined
 from jaxspec.scheduler.request import SequenceState
-from jaxspec.scheduler.scheduler import Limits, Plan, Scheduler
+from jaxspec.scheduler.scheduler import Limits, Plan, PrefillChunk, Scheduler
 from jaxspec.step import pack
 from jaxspec.step.compiles import compile_count
+from jaxspec.step.prefill import Admission, Chunk
+from jaxspec.step.programs import no_admission, no_chunk
 from jaxspec.step.state import Batch, RoundOutput
 from jaxspec.text.bad_words import bad_word_token_ids
 from jaxspec.text.detokenizer import IncrementalDetokenizer
@@ -41,6 +45,8 @@ logger = logging.getLogger(__name__)
 PROMPT_FIELDS = {"prompt", "prompt_token_ids", "cache_salt"}
 MAX_FAILURES = 3  # of the device, one after the other without a token between them
 
+Rows = list[tuple[Request, Sequence]]  # of a batch, in its order
+
 
 class _DeviceFault(Exception):
     """A program failed, at once or when its results were asked for; the state that it took is lost."""
@@ -49,10 +55,10 @@ class _DeviceFault(Exception):
 class _Launched(NamedTuple):
     """A batch of decode rounds that the device was given, and the host has not read."""
 
-    rows: list[tuple[Request, Sequence]]
+    groups: list[Rows]
     num_rounds: int
     choice: Choice
-    output: RoundOutput
+    output: RoundOutput  # of all groups, as `Spread.join` puts them
     may_be_followed: bool  # nothing between its rounds and the next is the host's
 
 
@@ -76,7 +82,10 @@ class EngineCore:
         self._launched: _Launched | None = None  # between steps: rounds that follow those of the last step
         # A draft model reads the history when it is asked, so that nothing but a draft of its own tells how far it is.
         self._may_lag = parts.proposer.commit is None and bool(jax.tree.leaves(self.state.proposer))
-        self.scheduler = Scheduler(_limits(parts))
+        self._spread = parts.programs.spread
+        self.scheduler = Groups(_limits(parts), self._spread.num_groups)
+        self._no_admission = no_admission(parts.target, parts.programs.shapes)
+        self._no_chunk = no_chunk(parts.programs.shapes)
         self._drafting = DraftChooser(self.config, parts.programs.shapes, parts.costs)
         self.metrics = EngineMetrics(self.config.served_model_name, self.config.num_speculative_tokens)
         self.compiles_at_ready = compile_count()
@@ -221,14 +230,14 @@ class EngineCore:
             Whatever the device raised, when it fails again and again and no token comes between.
         """
         touched: dict[str, Request] = {}
-        plan = self.scheduler.plan() if self._launched is None else None
-        self._journal.plan(plan)
+        plans = self.scheduler.plan() if self._launched is None else None
+        self._journal.plan(None if plans is None else joined(plans))
         try:
             launched, self._launched = self._launched, None
             num_tokens = 0
-            if plan is not None:
-                launched = self._run(plan, touched)
-                num_tokens = sum(chunk.num_tokens for chunk in plan.chunks)
+            if plans is not None:
+                launched = self._run(plans, touched)
+                num_tokens = sum(chunk.num_tokens for plan in plans for chunk in plan.chunks)
             if launched is not None:
                 self._launched = self._launch_ahead(launched)
                 num_tokens += self._collect(launched, touched)
@@ -254,37 +263,53 @@ class EngineCore:
         """The batch that the next step would decode, with pages to its end, for benchmarks that run it on their own."""
         assert self._launched is None, "rounds of the engine's own would be lost: build it without async_scheduling"
         self.scheduler.reserve()
-        return self._pack(self.scheduler.decoding, self._programs.shapes.batch_rows)[0]
+        return self._pack(self._rows(self.scheduler.each), self._programs.shapes.batch_rows)[0]
 
-    def _run(self, plan: Plan, touched: dict[str, Request]) -> _Launched | None:
-        """All of a plan; its rounds are launched."""
-        self.metrics.observe_preemptions(len(plan.preempted))
+    def _rows(self, groups: Iterable[Plan | Scheduler]) -> list[Rows]:
+        """The rows that each group decodes."""
+        return [[self._sequences[one.sequence_id] for one in group.decoding] for group in groups]
+
+    def _run(self, plans: SequenceOf[Plan], touched: dict[str, Request]) -> _Launched | None:
+        """All of the groups' plans, the first admission of each in one call, and so on; their rounds are launched."""
+        self.metrics.observe_preemptions(sum(len(plan.preempted) for plan in plans))
         now = time.monotonic()
-        for state in plan.admitted:
-            request, sequence = self._sequences[state.sequence_id]
-            request.first_scheduled_time = request.first_scheduled_time or now
-            admission = self._admission(request, sequence)
+        for states in zip_longest(*(plan.admitted for plan in plans)):
+            admissions = [self._no_admission if state is None else self._admit(state, now) for state in states]
             with self._on_device():
-                self.state = self._programs.admit(self.state, admission)
-        for chunk in plan.chunks:
-            state = chunk.sequence
-            packed = pack.pack_chunk(
-                state.row, chunk.start, chunk.num_tokens, state.pages, self._programs.shapes.pages_per_row
-            )
-            request, sequence = self._sequences[state.sequence_id]
+                self.state = self._programs.admit(self.state, self._spread.join(admissions))
+        for chunks in zip_longest(*(plan.chunks for plan in plans)):
+            packed = [self._no_chunk if chunk is None else self._pack_chunk(chunk) for chunk in chunks]
             with self._on_device():
-                self.state, hidden_1TD = self._programs.prefill(self._weights, self.state, packed)
-                if request.prompt_logprobs is not None and sequence.index == 0:
-                    self._score(request, chunk.start, chunk.num_tokens, hidden_1TD)
-            if state.num_to_prefill == 0:
-                if not sequence.was_prefilled:
-                    sequence.was_prefilled = True
-                    num_cached = state.num_cached_tokens if state.may_hit and state.names is not None else None
-                    self.metrics.observe_prompt(len(request.prompt_token_ids), num_cached)
-                self._observe_on_host(request, sequence)
-        if not plan.decoding:
+                self.state, hidden_1TD = self._programs.prefill(self._weights, self.state, self._spread.join(packed))
+            for group, chunk in enumerate(chunks):
+                if chunk is not None:
+                    self._end_chunk(chunk, group, hidden_1TD)
+        if not any(plan.decoding for plan in plans):
             return None
-        return self._launch([self._sequences[state.sequence_id] for state in plan.decoding], plan.num_rounds, touched)
+        return self._launch(self._rows(plans), joined(plans).num_rounds, touched)
+
+    def _admit(self, state: SequenceState, now: float) -> Admission:
+        request, sequence = self._sequences[state.sequence_id]
+        request.first_scheduled_time = request.first_scheduled_time or now
+        return self._admission(request, sequence)
+
+    def _pack_chunk(self, chunk: PrefillChunk) -> Chunk:
+        state, pages_per_row = chunk.sequence, self._programs.shapes.pages_per_row
+        return pack.pack_chunk(state.row, chunk.start, chunk.num_tokens, state.pages, pages_per_row)
+
+    def _end_chunk(self, chunk: PrefillChunk, group: int, hidden_1TD: Any) -> None:
+        """hidden_1TD: what all groups' chunks gave."""
+        request, sequence = self._sequences[chunk.sequence.sequence_id]
+        if request.prompt_logprobs is not None and sequence.index == 0:
+            with self._on_device():
+                self._score(request, chunk, group, hidden_1TD)
+        state = chunk.sequence
+        if state.num_to_prefill == 0:
+            if not sequence.was_prefilled:
+                sequence.was_prefilled = True
+                num_cached = state.num_cached_tokens if state.may_hit and state.names is not None else None
+                self.metrics.observe_prompt(len(request.prompt_token_ids), num_cached)
+            self._observe_on_host(request, sequence)
 
     @contextmanager
     def _on_device(self) -> Iterator[None]:
@@ -307,61 +332,76 @@ class EngineCore:
             self._num_failures = 0
             raise error
 
-    def _score(self, request: Request, start: int, num_tokens: int, hidden_1TD: Any) -> None:
+    def _score(self, request: Request, chunk: PrefillChunk, group: int, hidden_1TD: Any) -> None:
         """The log-probabilities of the prompt's tokens that follow a chunk's, but for those that are known already."""
         assert request.prompt_logprobs is not None
-        first = max(start + 1, len(request.prompt_logprobs))
-        scored = request.prompt_token_ids[first : start + 1 + num_tokens]
+        behind = chunk.start + 1
+        first = max(behind, len(request.prompt_logprobs))
+        scored = request.prompt_token_ids[first : behind + chunk.num_tokens]
         if scored:
-            hidden_1TD = np.asarray(hidden_1TD)[:, first - start - 1 :]
-            arrays = self._programs.prompt_logprobs(self._weights, hidden_1TD, scored)
+            arrays = self._programs.prompt_logprobs(self._weights, hidden_1TD, group, first - behind, scored)
             request.prompt_logprobs += self._describe(arrays, 0, scored, request.params.prompt_logprobs)
 
     def _collect(self, launched: _Launched, touched: dict[str, Request]) -> int:
         """Wait for the rounds, and commit what they made; returns how many tokens that is."""
-        rows, output = launched.rows, launched.output
-        wants_logprobs = any(sequence.logprobs is not None for _, sequence in rows)
+        output, everybody = launched.output, list(chain.from_iterable(launched.groups))
+        wants_logprobs = any(sequence.logprobs is not None for _, sequence in everybody)
         with self._on_device():
-            packed_RBX = np.asarray(output.packed_BX)
-            logprobs = on_host(output.logprobs) if wants_logprobs else None
+            packed, logprobs = np.asarray(output.packed_BX), on_host(output.logprobs) if wants_logprobs else None
         self._num_failures = num_tokens = 0
         now = time.monotonic()
-        vocab_size = self.parts.target.config.vocab_size
-        for round_index, packed_BX in enumerate(packed_RBX[:, : len(rows)]):
-            blocks = parse_output(packed_BX[:, :-2].tolist(), vocab_size)
-            for row, ((request, sequence), block, (num_drafted, num_accepted)) in enumerate(
-                zip(rows, blocks, packed_BX[:, -2:].tolist(), strict=True)
-            ):
-                # Without a token the round did not run; the device may also run on after a stop string.
-                if not block or sequence.is_finished:
-                    continue
-                request.first_token_time = request.first_token_time or now
-                touched[request.request_id] = request
-                described: list[TokenLogprobs] = []
-                if logprobs is not None and sequence.logprobs is not None:
-                    described = self._describe(logprobs, (round_index, row), block, request.params.logprobs)
-                try:
-                    cut = sequence.commit(block, num_drafted, num_accepted, described)
-                except RequestError as error:
-                    self._fail(request, error)
-                    continue
-                num_tokens += len(cut.token_ids)
-                if sequence.last_token_time is not None and sequence.last_token_time < now:
-                    self.metrics.observe_gap(now - sequence.last_token_time)
-                sequence.last_token_time = now
-                is_taken_in = num_drafted > 0 or not self._may_lag
-                self.scheduler.commit(sequence.state, cut.token_ids, is_taken_in=is_taken_in)
-                self._journal.commit(sequence.state.sequence_id, cut.token_ids)
-                self.metrics.observe_round(num_drafted, num_accepted, len(cut.token_ids))
-                self._drafting.observe(sequence.state.sequence_id, num_drafted, num_accepted)
-                if sequence.is_finished:
-                    self._release(sequence)
-                    self._close_if_finished(request)
+        parts = [self._spread.part((packed, logprobs), group) for group in range(len(launched.groups))]
+        for round_index in range(parts[0][0].shape[0]):
+            for rows, (packed_RBX, own_logprobs) in zip(launched.groups, parts, strict=True):
+                packed_BX = packed_RBX[round_index, : len(rows)]
+                num_tokens += self._commit(rows, packed_BX, own_logprobs, round_index, now, touched)
             self._drafting.end_round(launched.choice)
         # The host proposer is told last: should it raise, every row has its tokens.
-        for request, sequence in rows:
+        for request, sequence in everybody:
             if sequence.progress.finish_reason != "abort":  # `abort` has told it
                 self._observe_on_host(request, sequence)
+        return num_tokens
+
+    def _commit(
+        self,
+        rows: Rows,
+        packed_BX: np.ndarray,
+        logprobs: Any,
+        round_index: int,
+        now: float,
+        touched: dict[str, Request],
+    ) -> int:
+        """One group's part of a round; returns how many tokens that is."""
+        num_tokens = 0
+        blocks = parse_output(packed_BX[:, :-2].tolist(), self.parts.target.config.vocab_size)
+        for row, ((request, sequence), block, (num_drafted, num_accepted)) in enumerate(
+            zip(rows, blocks, packed_BX[:, -2:].tolist(), strict=True)
+        ):
+            # Without a token the round did not run; the device may also run on after a stop string.
+            if not block or sequence.is_finished:
+                continue
+            request.first_token_time = request.first_token_time or now
+            touched[request.request_id] = request
+            described: list[TokenLogprobs] = []
+            if logprobs is not None and sequence.logprobs is not None:
+                described = self._describe(logprobs, (round_index, row), block, request.params.logprobs)
+            try:
+                cut = sequence.commit(block, num_drafted, num_accepted, described)
+            except RequestError as error:
+                self._fail(request, error)
+                continue
+            num_tokens += len(cut.token_ids)
+            if sequence.last_token_time is not None and sequence.last_token_time < now:
+                self.metrics.observe_gap(now - sequence.last_token_time)
+            sequence.last_token_time = now
+            is_taken_in = num_drafted > 0 or not self._may_lag
+            self.scheduler.commit(sequence.state, cut.token_ids, is_taken_in=is_taken_in)
+            self._journal.commit(sequence.state.sequence_id, cut.token_ids)
+            self.metrics.observe_round(num_drafted, num_accepted, len(cut.token_ids))
+            self._drafting.observe(sequence.state.sequence_id, num_drafted, num_accepted)
+            if sequence.is_finished:
+                self._release(sequence)
+                self._close_if_finished(request)
         return num_tokens
 
     def _launch_ahead(self, launched: _Launched) -> _Launched | None:
@@ -372,30 +412,29 @@ class EngineCore:
         if num_rounds == 0:
             return None
         self._journal.ahead(num_rounds)
-        return self._launch_rounds([self._sequences[one.sequence_id] for one in self.scheduler.decoding], num_rounds)
+        return self._launch_rounds(self._rows(self.scheduler.each), num_rounds)
 
-    def _launch(self, rows: list[tuple[Request, Sequence]], num_rounds: int, touched: dict[str, Request]) -> _Launched:
+    def _launch(self, groups: list[Rows], num_rounds: int, touched: dict[str, Request]) -> _Launched:
         """One round, or several where nothing waits for the host; outputs stacked by round."""
-        states = [sequence.state for _, sequence in rows]
-        if any(sequence.host_edits.is_needed for _, sequence in rows):
-            batch, choice = self._pack(states, self._programs.shapes.split_rows)
-            return _Launched(rows, 1, choice, self._run_split(rows, batch, choice, touched), may_be_followed=False)
+        if any(sequence.host_edits.is_needed for rows in groups for _, sequence in rows):
+            batch, choice = self._pack(groups, self._programs.shapes.split_rows)
+            return _Launched(groups, 1, choice, self._run_split(groups, batch, choice, touched), may_be_followed=False)
         if self._host_proposer is None:
-            return self._launch_rounds(rows, num_rounds)
-        batch, choice = self._pack(states, self._programs.shapes.batch_rows)
-        drafts = self._host_drafts(rows, batch, choice, may_be_short=not self.config.exact)
+            return self._launch_rounds(groups, num_rounds)
+        batch, choice = self._pack(groups, self._programs.shapes.batch_rows)
+        drafts = self._host_drafts(groups, batch, choice, may_be_short=not self.config.exact)
         with self._on_device():
             self.state, output = self._programs.verify_commit(self._weights, self.state, batch, drafts)
-        return _Launched(rows, 1, choice, output, may_be_followed=False)
+        return _Launched(groups, 1, choice, output, may_be_followed=False)
 
-    def _launch_rounds(self, rows: list[tuple[Request, Sequence]], num_rounds: int) -> _Launched:
-        batch, choice = self._pack([sequence.state for _, sequence in rows], self._programs.shapes.batch_rows)
+    def _launch_rounds(self, groups: list[Rows], num_rounds: int) -> _Launched:
+        batch, choice = self._pack(groups, self._programs.shapes.batch_rows)
         with self._on_device():
             self.state, output = self._programs.decode_rounds(self._weights, self.state, batch, num_rounds)
-        return _Launched(rows, num_rounds, choice, output, may_be_followed=True)
+        return _Launched(groups, num_rounds, choice, output, may_be_followed=True)
 
     def _run_split(
-        self, rows: SequenceOf[tuple[Request, Sequence]], batch: Batch, choice: Choice, touched: dict[str, Request]
+        self, groups: SequenceOf[Rows], batch: Batch, choice: Choice, touched: dict[str, Request]
     ) -> RoundOutput:
         """One round in three parts; the host edits logits before the last."""
         programs = self._programs
@@ -403,28 +442,32 @@ class EngineCore:
             with self._on_device():
                 drafts, self.state = programs.propose(self._weights, self.state, batch)
         else:
-            drafts = self._host_drafts(rows, batch, choice, may_be_short=False)
+            drafts = self._host_drafts(groups, batch, choice, may_be_short=False)
         with self._on_device():
             self.state, logits_BJV, seen_BJX = programs.forward(self._weights, self.state, batch, drafts)
             # What the host does with the drafts overlaps the forward pass.
-            ids_BK, counts_B = np.asarray(drafts.token_ids_BK), np.asarray(drafts.counts_B)
+            ids, counts = np.asarray(drafts.token_ids_BK), np.asarray(drafts.counts_B)
         vocab_size = self.parts.target.config.vocab_size  # logits of a split vocabulary may reach beyond it
-        mask_BJU = np.full((*logits_BJV.shape[:2], mask_words(vocab_size)), 0xFFFFFFFF, np.uint32)
-        logits: Any = logits_BJV
-        if any(sequence.host_edits.processors for _, sequence in rows):
+        mask = np.full((*logits_BJV.shape[:-1], mask_words(vocab_size)), 0xFFFFFFFF, np.uint32)
+        edited = None
+        if any(sequence.host_edits.processors for rows in groups for _, sequence in rows):
             with self._on_device():
-                logits = np.array(logits_BJV)
-        for index, (request, sequence) in enumerate(rows):
-            draft_ids = ids_BK[index, : counts_B[index]].tolist()
-            try:
-                sequence.host_edits.fill_masks(draft_ids, mask_BJU[index])
-                if sequence.host_edits.processors:
-                    sequence.host_edits.process(sequence.progress.token_ids, draft_ids, logits[index, :, :vocab_size])
-            except Exception as error:  # a caller's own code may raise anything
-                touched[request.request_id] = request
-                self._fail(request, error)
+                edited = np.array(logits_BJV)
+        for group, rows in enumerate(groups):
+            ids_BK, counts_B, mask_BJU, own_BJV = self._spread.part((ids, counts, mask, edited), group)
+            for index, (request, sequence) in enumerate(rows):
+                draft_ids = ids_BK[index, : counts_B[index]].tolist()
+                try:
+                    sequence.host_edits.fill_masks(draft_ids, mask_BJU[index])
+                    if sequence.host_edits.processors:
+                        own_JV = own_BJV[index, :, :vocab_size]
+                        sequence.host_edits.process(sequence.progress.token_ids, draft_ids, own_JV)
+                except Exception as error:  # a caller's own code may raise anything
+                    touched[request.request_id] = request
+                    self._fail(request, error)
         with self._on_device():
-            self.state, output = programs.judge_commit(self.state, batch, drafts, logits, seen_BJX, mask_BJU)
+            logits = logits_BJV if edited is None else edited
+            self.state, output = programs.judge_commit(self.state, batch, drafts, logits, seen_BJX, mask)
         return output
 
     def _fail(self, request: Request, error: Exception) -> None:
@@ -436,58 +479,65 @@ class EngineCore:
     def _describe(self, arrays, row, token_ids: SequenceOf[int], num_top: int | None) -> list[TokenLogprobs]:
         return describe(arrays, row, token_ids, num_top or 0, self.parts.tokenizer)
 
-    def _pack(self, states: SequenceOf[SequenceState], buckets: SequenceOf[int]) -> tuple[Batch, Choice]:
-        shapes, bucket = self._programs.shapes, pack.bucket_of(len(states), buckets)
-        choice = self._drafting.choose([self._drafting_row(state) for state in states], bucket)
-        batch = pack.pack_batch(
-            [state.row for state in states],
-            [state.pages for state in states],
-            bucket,
-            shapes.guard_row,
-            shapes.pages_per_row,
-            choice.max_drafts,
-            choice.survival,
-            choice.seconds,
-        )
-        return batch, choice
+    def _pack(self, groups: SequenceOf[Rows], buckets: SequenceOf[int]) -> tuple[Batch, Choice]:
+        """All groups' rows in the bucket of the largest; what was chosen holds for all of them."""
+        shapes, most_rows = self._programs.shapes, max(map(len, groups))
+        bucket = pack.bucket_of(most_rows, buckets)
+        choice = self._drafting.choose(self._drafting_rows(groups), bucket, most_rows)
+        batches, first = [], 0
+        for rows in groups:
+            own = slice(first, first := first + len(rows))
+            batch = pack.pack_batch(
+                [sequence.state.row for _, sequence in rows],
+                [sequence.state.pages for _, sequence in rows],
+                bucket,
+                shapes.guard_row,
+                shapes.pages_per_row,
+                choice.max_drafts,
+                None if choice.survival is None else choice.survival[own],
+                choice.seconds,
+            )
+            batches.append(batch)
+        return self._spread.join(batches), choice
 
-    def _drafting_row(self, state: SequenceState) -> Row:
-        request, _ = self._sequences[state.sequence_id]
-        return Row(state.sequence_id, len(state.token_ids), request.params.max_drafts)
+    def _drafting_rows(self, groups: SequenceOf[Rows]) -> list[Row]:
+        return [
+            Row(sequence.state.sequence_id, len(sequence.state.token_ids), request.params.max_drafts)
+            for request, sequence in chain.from_iterable(groups)
+        ]
 
-    def _host_drafts(
-        self, rows: SequenceOf[tuple[Request, Sequence]], batch: Batch, choice: Choice, *, may_be_short: bool
-    ) -> Drafts:
+    def _host_drafts(self, groups: SequenceOf[Rows], batch: Batch, choice: Choice, *, may_be_short: bool) -> Drafts:
         """What the host proposer guesses, cut to what each row can use, padded.
 
         may_be_short: fewer columns than K where the guesses are short, none where nothing is guessed at all.
         """
         assert self._host_proposer is not None
-        K = self._programs.shapes.num_host_drafts
+        K, rows = self._programs.shapes.num_host_drafts, list(chain.from_iterable(groups))
         guesses = self._host_proposer.propose([sequence.state.sequence_id for _, sequence in rows])
         if len(guesses) != len(rows) or any(len(guess) > K for guess in guesses):
             raise ConfigError(
                 f"a host proposer must give one list of at most {K} ids for each of {len(rows)} requests, got "
                 f"{guesses!r:.200}; correct its `propose`"
             )
-        most, bucket_rows = int(batch.max_drafts), batch.rows_B.shape[0]
         counts = []
         for (request, sequence), guess in zip(rows, guesses, strict=True):
             wish = request.params.max_drafts
             room = sequence.progress.max_output_tokens - len(sequence.progress.token_ids) - 1
-            counts.append(min(len(guess), most, room, K if wish is None else wish))
+            counts.append(min(len(guess), choice.max_drafts, room, K if wish is None else wish))
         if may_be_short:
-            ids = [self._drafting_row(sequence.state) for _, sequence in rows]
-            width = self._drafting.narrow(choice, ids, np.array(counts, np.int32))
+            width = self._drafting.narrow(choice, self._drafting_rows(groups), np.array(counts, np.int32))
             counts = [min(count, width) for count in counts]
             K = pack.bucket_of(max(counts), self._programs.shapes.host_drafts)
         self.last_host_width = K
-        token_ids_BK = np.full((bucket_rows, K), -1, np.int32)
-        counts_B = np.zeros(bucket_rows, np.int32)
-        for index, (guess, count) in enumerate(zip(guesses, counts, strict=True)):
-            token_ids_BK[index, :count] = guess[:count]
-            counts_B[index] = count
-        return Drafts(token_ids_BK=token_ids_BK, counts_B=counts_B)  # pyright: ignore[reportArgumentType]
+        drafts, found = [], zip(guesses, counts, strict=True)
+        for own in groups:
+            token_ids_BK = np.full((batch.rows_B.shape[-1], K), -1, np.int32)
+            counts_B = np.zeros(batch.rows_B.shape[-1], np.int32)
+            for index, (guess, count) in enumerate(islice(found, len(own))):
+                token_ids_BK[index, :count] = guess[:count]
+                counts_B[index] = count
+            drafts.append(Drafts(token_ids_BK=token_ids_BK, counts_B=counts_B))  # pyright: ignore[reportArgumentType]
+        return self._spread.join(drafts)
 
     def _observe_on_host(self, request: Request, sequence: Sequence) -> None:
         """Tell the host proposer what is committed, or that it was the last."""
@@ -523,7 +573,7 @@ class EngineCore:
         host_edits = HostEdits(tuple(params.logits_processors or ()), grammar)
         return Sequence(index, state, progress, key, stats, host_edits, None if params.logprobs is None else [])
 
-    def _admission(self, request: Request, sequence: Sequence):
+    def _admission(self, request: Request, sequence: Sequence) -> Admission:
         params, state = request.params, sequence.state
         return pack.pack_admission(
             row=state.row,
@@ -556,7 +606,7 @@ class EngineCore:
         self.metrics.set_load(
             num_running=self.scheduler.num_running,
             num_waiting=self.scheduler.num_waiting,
-            cache_usage=self.scheduler.allocator.num_used / self.scheduler.allocator.num_pages,
+            cache_usage=self.scheduler.num_used / self.scheduler.num_pages,
         )
         self.metrics.set_compiles_after_ready(self.compiles_after_ready)
 

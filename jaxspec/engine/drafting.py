@@ -58,9 +58,10 @@ class DraftChooser:
         self._credit = 0.0  # seconds that may go into drafts that do not seem to pay
         self._round: list[tuple[int, int]] = []  # of the round that is observed: (drafts, accepted) of each row so far
 
-    def choose(self, rows: Sequence[Row], bucket: int) -> Choice:
-        """For the next round, or batch of rounds, of these rows in this batch bucket."""
-        most = self._by_schedule(len(rows))
+    def choose(self, rows: Sequence[Row], bucket: int, most_rows: int | None = None) -> Choice:
+        """For the next round, or batch of rounds, of these rows in this batch bucket. most_rows: of a group, where
+        the rows are several groups', which wait for each other; a round's time is then that of the largest."""
+        most = self._by_schedule(len(rows) if most_rows is None else most_rows)
         weighs = bool(self._shapes.num_weighed)
         widths = self._shapes.widths_of(bucket) or (0, self._most)
         if self._costs is None or not rows:

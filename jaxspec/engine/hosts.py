@@ -36,6 +36,7 @@ DIGEST_EVERY = 16  # batches of rounds
 GRACE_S = 2.0  # for the others to be heard, before this process says what it knows alone
 _CALL, _END, _DIGEST, _ASK, _ANSWER = b"C", b"E", b"D", b"A", b"W"
 _NEW_STATE = "new_state"
+_HAND_ON = ("propose[", "forward[", "prefill[", "gather[", "prompt_logprobs")
 # Of a config: what may differ between machines, and what the smallest of them settles for all.
 _OWN = {"model", "tokenizer", "served_model_name", "compilation_cache_dir"}
 _LEAST = {"num_pages", "max_model_len"}
@@ -193,8 +194,10 @@ class Hosts:
     ) -> Any:
         results = program(*args)
         small = small_results(results, keep)
-        # The parts of one round hand these on to each other; whatever else runs, the round is over.
-        self._kept = [*self._kept, *small] if name.startswith(("propose[", "forward[")) else []
+        # The parts of one round hand these on to each other, and a chunk's states those who read them; whatever else
+        # runs, the round or the chunk is over.
+        before = [] if name.startswith(("propose[", "prefill[")) else self._kept
+        self._kept = [*before, *small] if name.startswith(_HAND_ON) else []
         self._behind.put((self._num_calls, name, small[0] if small else None))
         return results
 

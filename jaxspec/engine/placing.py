@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -14,6 +15,7 @@ from jaxspec.config.resolve import ResolvedConfig
 from jaxspec.distributed import Layout, Split, make_mesh
 from jaxspec.errors import ConfigError
 from jaxspec.proposers.base import Proposer
+from jaxspec.shards import DATA
 from jaxspec.step.spread import Spread, specs_of
 from jaxspec.step.state import DecodeState
 from jaxspec.types import ArraySpec
@@ -81,7 +83,7 @@ class Placing:
                 own.check()
             except ConfigError as error:
                 raise ConfigError(f"the draft: {error}, or set draft_tensor_parallel_size to 1") from None
-        mesh = make_mesh(num_devices)
+        mesh = make_mesh(num_devices, resolved.data_parallel_size)
         return cls(mesh, ModelPlacing(mesh, split), ModelPlacing(mesh, own))
 
     def check(
@@ -93,11 +95,11 @@ class Placing:
         *,
         has_own_vocabulary: bool,
     ) -> None:
-        """Raises ConfigError for what does not work on several devices.
+        """Raises ConfigError for what does not work over a model that is split.
 
         custom: a proposer of the user's own; has_own_vocabulary: a draft model's ids are not the target's.
         """
-        if self.mesh is None:
+        if resolved.tensor_parallel_size == 1:
             return
         size = f"tensor_parallel_size={resolved.tensor_parallel_size}"
         if logits_processors:
@@ -138,19 +140,25 @@ class Placing:
         return jax.tree.map(place, weights)
 
     def state_maker(self, make: Callable[[], DecodeState]) -> Callable[[], DecodeState]:
-        """Makes states where they are to lie: pages with their heads, everything else on every device."""
+        """Makes states where they are to lie: pages with their heads, everything else on every device of a group, and
+        of each group its own, along an axis in front."""
         mesh = self.mesh
         if mesh is None:
             return make
+        groups = (DATA,) if DATA in mesh.axis_names else ()
 
         def sharding(path: Any, leaf: Any) -> NamedSharding:
             del leaf
             names = [key.name for key in path if isinstance(key, jax.tree_util.GetAttrKey)]
             is_pool, is_draft = "pool" in names, names[0] == "proposer"
             spec = (self.draft if is_draft else self.target).pool_spec if is_pool else PartitionSpec()
-            return NamedSharding(mesh, spec)
+            return NamedSharding(mesh, PartitionSpec(*groups, *spec))
 
-        return jax.jit(make, out_shardings=jax.tree_util.tree_map_with_path(sharding, jax.eval_shape(make)))
+        def make_all() -> DecodeState:
+            sizes = tuple(mesh.shape[name] for name in groups)
+            return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*sizes, *leaf.shape)), make())
+
+        return jax.jit(make_all, out_shardings=jax.tree_util.tree_map_with_path(sharding, jax.eval_shape(make)))
 
     def spread(self, weights: Any, state: DecodeState) -> Spread:
         """How programs over them run."""

@@ -5,7 +5,6 @@ import functools
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import jax
 import numpy as np
 
 from jaxspec.engine.build import EngineParts
@@ -14,6 +13,7 @@ from jaxspec.engine.request import Prompt
 from jaxspec.errors import RequestError
 from jaxspec.sampling.params import SamplingParams
 from jaxspec.step import rounds
+from jaxspec.step.programs import stacked
 from jaxspec.step.state import Batch, DecodeState, RoundOutput
 from jaxspec.types import Drafts
 
@@ -71,7 +71,7 @@ class TracingPrograms:
     """The engine's programs with the round taken apart; compiled when first called, since no plan holds them."""
 
     def __init__(self, parts: EngineParts):
-        self.shapes = parts.programs.shapes
+        self.shapes, self.spread = parts.programs.shapes, parts.programs.spread
         self.admit, self.prefill = parts.programs.admit, parts.programs.prefill
         self.prompt_logprobs = parts.programs.prompt_logprobs
         self.rounds: list[RoundTrace] = []
@@ -86,12 +86,12 @@ class TracingPrograms:
         self.forward = jit(
             functools.partial(rounds.forward, parts.target, parts.proposer),
             ("weights", "state", "small", "drafts"),
-            ("state", "logits", "small"),
+            ("state", "logits", "held"),
             donate=1,
         )
         self._judge_commit = jit(
-            functools.partial(rounds.judge_commit, parts.target, parts.proposer),
-            ("state", "small", "drafts", "logits", "small", "small"),
+            stacked(functools.partial(rounds.judge_commit, parts.target, parts.proposer)),
+            ("state", "small", "drafts", "logits", "held", "small"),
             ("state", "small"),
             donate=0,
         )
@@ -114,10 +114,12 @@ class TracingPrograms:
         seen_BJX: Any,
         mask_BJU: np.ndarray | None = None,
     ) -> tuple[DecodeState, RoundOutput]:
-        """The engine's own, with its round kept."""
-        anchor = int(np.asarray(state.len_R)[batch.rows_B[0]])
+        """The engine's own, with its round kept: of a request that is alone, and so in the first group."""
+        len_R, rows_B = self.spread.part((state.len_R, batch.rows_B), 0)
+        anchor = int(np.asarray(len_R)[rows_B[0]])
         state, output = self._judge_commit(state, batch, drafts, logits_BJV, seen_BJX, mask_BJU)
-        *token_ids, num_drafted, num_accepted = np.asarray(output.packed_BX)[0].tolist()
+        packed_1BX, drafts, logits_BJV = self.spread.part((output.packed_BX, drafts, logits_BJV), 0)
+        *token_ids, num_drafted, num_accepted = np.asarray(packed_1BX)[0, 0].tolist()
         token_ids = tuple(token_id for token_id in token_ids if token_id >= 0)
         last: Origin = "bonus" if num_accepted == num_drafted else "recovered"
         self.rounds.append(
@@ -135,4 +137,4 @@ class TracingPrograms:
                 origins=(("accepted",) * num_accepted + (last,))[: len(token_ids)],
             )
         )
-        return state, jax.tree.map(lambda leaf: leaf[None], output)
+        return state, output

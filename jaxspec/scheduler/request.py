@@ -25,10 +25,12 @@ class SequenceState:
     num_prefilled: int = 0
     num_cached_tokens: int | None = None
     pages: list[int] = field(default_factory=list)
+    group: int = 0  # whose rows and pages these are
     # The scheduler's own.
     arrival: int = -1
     names: PageNames | None = None  # None: its pages are not shared
     num_named: int = 0
+    num_taken_in: int = 0  # tokens that went through every cache, since the last admission
 
     @property
     def num_to_prefill(self) -> int:

@@ -4,8 +4,9 @@ There is one way in. A sequence is admitted with its committed tokens: a prompt,
 had to give its pages up; with or without pages that hold its first tokens already.
 """
 
+import itertools
 from bisect import insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from jaxspec.cache.allocator import PageAllocator
@@ -70,14 +71,20 @@ class Scheduler:
     most `max_chunk_tokens` a step, all together, and none keeps running sequences waiting for longer.
     """
 
-    def __init__(self, limits: Limits):
+    def __init__(self, limits: Limits, arrivals: Iterator[int] | None = None):
+        """arrivals: ascending numbers, shared by those among whom sequences may move."""
         self.limits = limits
         self.allocator = PageAllocator(limits.num_pages)
         self._free_rows = list(range(limits.max_rows - 1, -1, -1))
         self._waiting: list[SequenceState] = []  # in order
         self._prefilling: list[SequenceState] = []
         self._decoding: list[SequenceState] = []
-        self._num_added = 0
+        self._arrivals = itertools.count() if arrivals is None else arrivals
+
+    @property
+    def waiting(self) -> tuple[SequenceState, ...]:
+        """The sequences without a row, in their order."""
+        return tuple(self._waiting)
 
     @property
     def num_waiting(self) -> int:
@@ -96,6 +103,17 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self._waiting or self._prefilling or self._decoding)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether so many wait that no more are taken."""
+        most = self.limits.max_queued
+        return most is not None and self.num_waiting - len(self._free_rows) >= most
+
+    def num_found(self, sequence: SequenceState) -> int:
+        """Tokens of a sequence that does not run which the cache holds."""
+        self._name(sequence)
+        return self._find(sequence)[1]
+
     def add(self, sequence: SequenceState) -> None:
         """Queue a sequence.
 
@@ -110,13 +128,16 @@ class Scheduler:
                 f"the request may grow to {sequence.max_len} tokens, {need} pages, but the cache has {have}; "
                 "lower max_tokens or raise num_pages"
             )
-        if limits.max_queued is not None and self.num_waiting - len(self._free_rows) >= limits.max_queued:
+        if self.is_full:
             raise QueueFullError(
                 f"{self.num_waiting} answers wait, and max_queued_requests={limits.max_queued} may; try again later"
             )
-        sequence.arrival, self._num_added = self._num_added, self._num_added + 1
-        if limits.lookahead is not None:
-            sequence.names = PageNames(limits.block_size, limits.lookahead, sequence.cache_salt)
+        sequence.arrival = next(self._arrivals)
+        self._name(sequence)
+        self.take(sequence)
+
+    def take(self, sequence: SequenceState) -> None:
+        """Queue a sequence that has waited elsewhere, in its place in the order."""
         insort(self._waiting, sequence, key=self._order)
 
     def plan(self) -> Plan:
@@ -129,7 +150,7 @@ class Scheduler:
                 break
             chunks.append(self._next_chunk(sequence, budget))
             budget -= chunks[-1].num_tokens
-        while budget > 0 and self._waiting and self._can_admit(self._waiting[0]):
+        while budget > 0 and self._waiting and self.can_admit(self._waiting[0]):
             admitted.append(self._admit(self._waiting.pop(0)))
             chunks.append(self._next_chunk(admitted[-1], budget))
             budget -= chunks[-1].num_tokens
@@ -161,7 +182,7 @@ class Scheduler:
         """Take a running sequence's row and pages; it waits, and goes on with what is committed."""
         self._leave(sequence)
         sequence.num_prefilled = sequence.num_named = 0
-        insort(self._waiting, sequence, key=self._order)
+        self.take(sequence)
 
     def preempt_all(self) -> None:
         """Nothing that any page holds is left: everyone who runs waits, and begins with an empty cache."""
@@ -242,37 +263,51 @@ class Scheduler:
             if sequence in queue:
                 queue.remove(sequence)
         if sequence.row >= 0:
+            self._name_part(sequence)
             self._free_rows.append(sequence.row)
             self.allocator.free(sequence.pages)
             sequence.row, sequence.pages = -1, []
 
-    def _num_shareable(self, sequence: SequenceState, num_tokens: int) -> int:
-        """Pages that are whole once num_tokens went through the target. A drafter may be one token behind, and those
-        that look ahead are as many as they look."""
-        assert sequence.names is not None
-        return sequence.names.num_nameable(num_tokens if self.limits.lookahead else num_tokens - 1)
+    def _num_known(self, num_tokens: int) -> int:
+        """Tokens that all entries may depend on once num_tokens went through the target. A drafter may be one token
+        behind, and those that look ahead are as many as they look."""
+        return num_tokens if self.limits.lookahead else num_tokens - 1
 
-    def _find(self, sequence: SequenceState) -> list[int]:
-        """Pages that hold its first tokens. At least one token is left to prefill, and as many as a drafter's entries
-        look ahead, so that its state of the row begins with them."""
-        if sequence.names is None or not sequence.may_hit:
-            return []
-        num_pages = self._num_shareable(sequence, len(sequence.token_ids) - 1)
-        return self.allocator.find(sequence.names.first(num_pages, sequence.token_ids))
+    def _find(self, sequence: SequenceState) -> tuple[list[int], int]:
+        """Pages that hold its first tokens, and how many: of the last page perhaps only some.
 
-    def _can_admit(self, sequence: SequenceState) -> bool:
+        At least one token is left to prefill, and as many as a drafter's entries look ahead, so that its state of the
+        row begins with them.
+        """
+        names, token_ids, size = sequence.names, sequence.token_ids, self.limits.block_size
+        if names is None or not sequence.may_hit:
+            return [], 0
+        num_known = self._num_known(len(token_ids) - 1)
+        pages = self.allocator.find(names.first(names.num_nameable(num_known), token_ids))
+        start = len(pages) * size
+        for end in range(min(start + size - 1, names.num_entries(num_known)), start, -1):
+            page = self.allocator.find_idle(names.of_part(end, token_ids))
+            if page is not None:
+                return [*pages, page], end
+        return pages, start
+
+    def can_admit(self, sequence: SequenceState) -> bool:
         """Whether there is a row, and pages for it and for the next rounds of those who run: else it would soon pay."""
-        found = self._find(sequence)
+        if not self._free_rows:
+            return False
+        found, _ = self._find(sequence)
         num_new = self._pages_for(self._extent(sequence, 1)) - len(found)
         num_spared = self._num_missing(self._prefilling + self._decoding, 2)
-        return bool(self._free_rows) and self.allocator.can_allocate(num_new + num_spared, found)
+        return self.allocator.can_allocate(num_new + num_spared, found)
 
     def _admit(self, sequence: SequenceState) -> SequenceState:
-        found = self._find(sequence)
-        self.allocator.hold(found)
+        found, num_tokens = self._find(sequence)
+        num_full = num_tokens // self.limits.block_size
+        self.allocator.hold(found[:num_full])
+        for page in found[num_full:]:
+            self.allocator.take(page)
         sequence.row, sequence.pages = self._free_rows.pop(), found
-        sequence.num_prefilled = len(found) * self.limits.block_size
-        sequence.num_named = len(found)
+        sequence.num_prefilled, sequence.num_named, sequence.num_taken_in = num_tokens, num_full, 0
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = sequence.num_prefilled
         self._grow(sequence, self._extent(sequence, 1))
@@ -293,12 +328,27 @@ class Scheduler:
             self._decoding.append(sequence)
         return chunk
 
+    def _name(self, sequence: SequenceState) -> None:
+        limits = self.limits
+        if limits.lookahead is not None and sequence.names is None:
+            sequence.names = PageNames(limits.block_size, limits.lookahead, sequence.cache_salt)
+
     def _name_pages(self, sequence: SequenceState, num_tokens: int) -> None:
         """Share the pages that nothing will change any more, when all caches have taken in num_tokens."""
         if sequence.names is None:
             return
-        num_pages = self._num_shareable(sequence, num_tokens)
+        sequence.num_taken_in = num_tokens
+        num_pages = sequence.names.num_nameable(self._num_known(num_tokens))
         names = sequence.names.first(num_pages, sequence.token_ids)
         for index in range(sequence.num_named, num_pages):
             self.allocator.name(sequence.pages[index], names[index])
         sequence.num_named = max(sequence.num_named, num_pages)
+
+    def _name_part(self, sequence: SequenceState) -> None:
+        """The page that a sequence leaves unfinished is for whoever goes on with the same text, one at a time: it is
+        written on."""
+        if sequence.names is None or self.limits.is_exact:
+            return
+        end = sequence.names.num_entries(self._num_known(sequence.num_taken_in))
+        if sequence.num_named * self.limits.block_size < end:
+            self.allocator.name(sequence.pages[sequence.num_named], sequence.names.of_part(end, sequence.token_ids))

@@ -102,6 +102,7 @@ class _Rounds:
         self.state = state
         self._programs, self._target, self._weights = programs, target, weights
         self._num_pages, self._is_free = num_pages, is_free
+        self._same = programs.spread.same  # groups run the same rows side by side
         self._overhead = 0.0  # of a call that runs several rounds, at no rounds
 
     def time(self, bucket: int, context: int, points: tuple[int, ...]) -> np.ndarray:
@@ -137,10 +138,10 @@ class _Rounds:
                 token_ids_BK=np.zeros((bucket, num_drafts), np.int32),  # pyright: ignore[reportArgumentType]
                 counts_B=np.full(bucket, num_drafts, np.int32),  # pyright: ignore[reportArgumentType]
             )
-            self.state, output = programs.verify_commit(self._weights, self.state, batch, drafts)
+            self.state, output = programs.verify_commit(self._weights, self.state, batch, self._same(drafts))
         else:
             self.state, output = programs.decode_rounds(self._weights, self.state, batch, num_rounds)
-        packed_BX = np.asarray(output.packed_BX)[0]
+        packed_BX = np.asarray(programs.spread.part(output.packed_BX, 0))[0]
         elapsed = time.perf_counter() - started
         return elapsed, int(packed_BX[:, -2].max()) if (packed_BX[:, 0] >= 0).all() else -1
 
@@ -150,7 +151,7 @@ class _Rounds:
         if shapes.num_weighed:  # all drafts are sure and all rounds alike: none is dropped
             survival = np.ones((bucket, shapes.num_weighed), np.float32)
             seconds = np.ones(len(shapes.widths_of(bucket) or ()), np.float32)
-        return pack.pack_batch(
+        batch = pack.pack_batch(
             range(bucket),
             [self._pages(row) for row in range(bucket)],
             bucket,
@@ -160,6 +161,7 @@ class _Rounds:
             survival,
             seconds,
         )
+        return self._same(batch)
 
     def _pages(self, row: int) -> list[int]:
         size = self._programs.shapes.pages_per_row
@@ -180,10 +182,10 @@ class _Rounds:
             sampling=table_row(params, np.zeros(2, np.uint32)),
             edits=edit_row(params, (), config.vocab_size, self._target.processors),
         )
-        self.state = self._programs.admit(self.state, admission)
+        self.state = self._programs.admit(self.state, self._same(admission))
 
     def _prefill(self, row: int, context: int) -> None:
         """The end of the context alone: the drafter's state then stands where the row does."""
         size = min(self._programs.shapes.chunk_tokens[0], context - 1)
         chunk = pack.pack_chunk(row, context - 1 - size, size, self._pages(row), self._programs.shapes.pages_per_row)
-        self.state, _ = self._programs.prefill(self._weights, self.state, chunk)
+        self.state, _ = self._programs.prefill(self._weights, self.state, self._same(chunk))

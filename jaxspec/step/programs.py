@@ -86,7 +86,8 @@ class PlanEntry:
 class Programs:
     """The compiled programs of one engine. Calls take the state donated and return the new one.
 
-    The outputs of rounds have an axis of rounds in front, of size one where there is one.
+    The outputs of rounds have an axis of rounds in front, of size one where there is one. Where the devices form
+    groups, what a call takes and gives is joined of theirs (`spread.join`), but for the weights.
     """
 
     def __init__(
@@ -133,44 +134,50 @@ class Programs:
 
     def prefill(self, weights: Any, state: DecodeState, chunk: Chunk) -> tuple[DecodeState, jax.Array]:
         """Fill the caches with a chunk of at most the largest bucket's tokens; also its hidden states [1, T, D]."""
-        bucket = pack.bucket_of(int(chunk.num_tokens), self.shapes.chunk_tokens)
+        bucket = pack.bucket_of(int(np.max(chunk.num_tokens)), self.shapes.chunk_tokens)
         return self._run(f"prefill[T={bucket}]", weights, state, chunk)
 
-    def prompt_logprobs(self, weights: Any, hidden_1TD: jax.Array, token_ids: Sequence[int]) -> TokenLogprobs:
-        """Of the tokens that follow a chunk's, from what `prefill` gave; in numpy, axes [1, len(token_ids)]."""
-        hidden_TD, pieces = np.asarray(hidden_1TD)[0], []
+    def prompt_logprobs(
+        self, weights: Any, hidden_1TD: jax.Array, group: int, first: int, token_ids: Sequence[int]
+    ) -> TokenLogprobs:
+        """Of the tokens that follow those of a group's chunk from its `first` on, from what `prefill` gave; in numpy,
+        axes [1, len(token_ids)]."""
+        if not hidden_1TD.is_fully_addressable:
+            hidden_1TD = self._run(f"gather[T={hidden_1TD.shape[-2]}]", hidden_1TD)
+        hidden_TD, pieces = np.asarray(self.spread.part(hidden_1TD, group))[0, first:], []
         for start in range(0, len(token_ids), SCORED_TOKENS):
             ids_1T = np.zeros((1, SCORED_TOKENS), np.int32)
             hidden = np.zeros((1, SCORED_TOKENS, hidden_TD.shape[1]), hidden_TD.dtype)
             size = min(SCORED_TOKENS, len(token_ids) - start)
             ids_1T[0, :size], hidden[0, :size] = token_ids[start : start + size], hidden_TD[start : start + size]
-            scored = self._run("prompt_logprobs", weights, hidden, ids_1T)
-            pieces.append(jax.tree.map(lambda leaf, size=size: np.asarray(leaf)[:, :size], scored))
+            scored = self._run("prompt_logprobs", weights, *map(self.spread.same, (hidden, ids_1T)))
+            own = self.spread.part(scored, 0)
+            pieces.append(jax.tree.map(lambda leaf, size=size: np.asarray(leaf)[:, :size], own))
         return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *pieces)
 
     def decode_rounds(
         self, weights: Any, state: DecodeState, batch: Batch, num_rounds: int
     ) -> tuple[DecodeState, RoundOutput]:
         """Whole rounds, at most `num_rounds` and the shapes' max_rounds; drafts come from the device."""
-        name = f"decode_rounds[B={batch.rows_B.shape[0]}]"
-        return self._run(name, weights, state, batch, np.int32(num_rounds))
+        name = f"decode_rounds[B={batch.rows_B.shape[-1]}]"
+        return self._run(name, weights, state, batch, self.spread.same(np.int32(num_rounds)))
 
     def verify_commit(
         self, weights: Any, state: DecodeState, batch: Batch, drafts: Drafts
     ) -> tuple[DecodeState, RoundOutput]:
         """The second half alone, for drafts from the host; with K = 0 drafts it is plain decoding."""
-        K = drafts.token_ids_BK.shape[1]
-        return self._run(f"verify_commit[B={batch.rows_B.shape[0]},K={K}]", weights, state, batch, drafts)
+        K = drafts.token_ids_BK.shape[-1]
+        return self._run(f"verify_commit[B={batch.rows_B.shape[-1]},K={K}]", weights, state, batch, drafts)
 
     def propose(self, weights: Any, state: DecodeState, batch: Batch) -> tuple[Drafts, DecodeState]:
         """The first of a round's three parts; for the batch buckets of `split_rows`, like the others."""
-        return self._run(f"propose[B={batch.rows_B.shape[0]}]", weights, state, batch)
+        return self._run(f"propose[B={batch.rows_B.shape[-1]}]", weights, state, batch)
 
     def forward(
         self, weights: Any, state: DecodeState, batch: Batch, drafts: Drafts
     ) -> tuple[DecodeState, jax.Array, jax.Array | None]:
         """The second part: raw logits_BJV, which the host may edit, and what the third part hands to the proposer."""
-        return self._run(f"forward[B={batch.rows_B.shape[0]}]", weights, state, batch, drafts)
+        return self._run(f"forward[B={batch.rows_B.shape[-1]}]", weights, state, batch, drafts)
 
     def judge_commit(
         self,
@@ -182,7 +189,7 @@ class Programs:
         mask_BJU: np.ndarray,
     ) -> tuple[DecodeState, RoundOutput]:
         """The third part."""
-        name = f"judge_commit[B={batch.rows_B.shape[0]}]"
+        name = f"judge_commit[B={batch.rows_B.shape[-1]}]"
         return self._run(name, state, batch, drafts, logits_BJV, seen_BJX, mask_BJU)
 
     def _run(self, name: str, *args: Any) -> Any:
@@ -200,6 +207,28 @@ def is_first(name: str) -> bool:
     return name.startswith(("admit", "prefill", "decode_rounds[B=1]", "verify_commit[B=1,"))
 
 
+def no_admission(target: Target, shapes: Shapes) -> Admission:
+    """What a group is handed that admits nobody: its row lies behind the table, where nothing is written."""
+    return pack.pack_admission(
+        row=shapes.guard_row + 1,
+        token_ids=[],
+        num_prompt_tokens=0,
+        max_model_len=shapes.max_model_len,
+        min_len=0,
+        max_len=0,
+        max_drafts=None,
+        wants_logprobs=False,
+        stop_ids=[],
+        sampling=table_row(SamplingParams(), np.zeros(2, np.uint32)),
+        edits=edit_row(SamplingParams(), (), target.config.vocab_size, target.processors),
+    )
+
+
+def no_chunk(shapes: Shapes) -> Chunk:
+    """What a group is handed that prefills nothing."""
+    return pack.pack_chunk(shapes.guard_row, 0, 0, [], shapes.pages_per_row)
+
+
 def _program_list(target: Target, proposer: Proposer, shapes: Shapes, weights: Any, state: DecodeState, spread: Spread):
     """Yields (name, lowering function) for every program and bucket; nothing is traced before it is lowered."""
     weights, state = spread.abstract(weights, "weights"), spread.abstract(state, "state")
@@ -212,35 +241,27 @@ def _program_list(target: Target, proposer: Proposer, shapes: Shapes, weights: A
     ours: tuple[Role, ...] = ("weights", "state", "small")
     rounds_out: tuple[Role, ...] = ("state", "small")
 
-    vocab_size = target.config.vocab_size
-    admission = pack.pack_admission(
-        row=0,
-        token_ids=[],
-        num_prompt_tokens=0,
-        max_model_len=shapes.max_model_len,
-        min_len=0,
-        max_len=0,
-        max_drafts=None,
-        wants_logprobs=False,
-        stop_ids=[],
-        sampling=table_row(SamplingParams(), np.zeros(2, np.uint32)),
-        edits=edit_row(SamplingParams(), (), vocab_size, target.processors),
-    )
+    admission = spread.shapes(no_admission(target, shapes))
     yield "admit", lower(functools.partial(admit, proposer), ("state", "small"), "state", state, admission)
 
-    chunk = pack.pack_chunk(0, 0, 0, [], shapes.pages_per_row)
+    chunk = spread.shapes(no_chunk(shapes))
     for tokens in shapes.chunk_tokens:
         run = functools.partial(prefill, target, proposer, tokens)
-        yield f"prefill[T={tokens}]", lower(run, ours, rounds_out, weights, state, chunk)
-    hidden_1TD = jax.ShapeDtypeStruct((1, SCORED_TOKENS, target.config.hidden_size), jnp.float32)
-    ids_1T = jax.ShapeDtypeStruct((1, SCORED_TOKENS), jnp.int32)
+        yield f"prefill[T={tokens}]", lower(run, ours, ("state", "held"), weights, state, chunk)
+        if spread.has_far_groups:
+            hidden_1TD = spread.shapes(jax.ShapeDtypeStruct((1, tokens, target.config.hidden_size), jnp.float32))
+            yield f"gather[T={tokens}]", lower(lambda hidden: hidden, ("held",), "small", hidden_1TD)
+    hidden_1TD = spread.shapes(jax.ShapeDtypeStruct((1, SCORED_TOKENS, target.config.hidden_size), jnp.float32))
+    ids_1T = spread.shapes(jax.ShapeDtypeStruct((1, SCORED_TOKENS), jnp.int32))
     run = functools.partial(prompt_logprobs, target)
     yield "prompt_logprobs", lower(run, ("weights", "small", "small"), "small", weights, hidden_1TD, ids_1T)
 
     def drafts_of(rows: int, K: int) -> Drafts:
-        return Drafts(
-            token_ids_BK=jax.ShapeDtypeStruct((rows, K), jnp.int32),  # pyright: ignore[reportArgumentType]
-            counts_B=jax.ShapeDtypeStruct((rows,), jnp.int32),  # pyright: ignore[reportArgumentType]
+        return spread.shapes(
+            Drafts(
+                token_ids_BK=jax.ShapeDtypeStruct((rows, K), jnp.int32),  # pyright: ignore[reportArgumentType]
+                counts_B=jax.ShapeDtypeStruct((rows,), jnp.int32),  # pyright: ignore[reportArgumentType]
+            )
         )
 
     def batch_of(rows: int) -> Batch:
@@ -248,7 +269,9 @@ def _program_list(target: Target, proposer: Proposer, shapes: Shapes, weights: A
         if shapes.num_weighed:
             survival = np.zeros((0, shapes.num_weighed), np.float32)
             seconds = np.zeros(len(shapes.widths_of(rows) or (0, shapes.num_weighed)), np.float32)
-        return pack.pack_batch([], [], rows, shapes.guard_row, shapes.pages_per_row, survival=survival, seconds=seconds)
+        return spread.shapes(
+            pack.pack_batch([], [], rows, shapes.guard_row, shapes.pages_per_row, survival=survival, seconds=seconds)
+        )
 
     for rows in shapes.batch_rows:
         batch = batch_of(rows)
@@ -257,10 +280,10 @@ def _program_list(target: Target, proposer: Proposer, shapes: Shapes, weights: A
             run = functools.partial(rounds.decode_rounds, target, proposer, shapes.max_rounds, widths=widths)
             yield (
                 f"decode_rounds[B={rows}]",
-                lower(run, (*ours, "small"), rounds_out, weights, state, batch, np.int32(0)),
+                lower(run, (*ours, "small"), rounds_out, weights, state, batch, spread.shapes(np.int32(0))),
             )
             continue
-        run = _stacked(functools.partial(rounds.verify_commit, target, proposer))
+        run = stacked(functools.partial(rounds.verify_commit, target, proposer))
         for K in shapes.host_drafts:
             yield (
                 f"verify_commit[B={rows},K={K}]",
@@ -271,7 +294,7 @@ def _program_list(target: Target, proposer: Proposer, shapes: Shapes, weights: A
     forward = spread.jit(
         functools.partial(rounds.forward, target, proposer),
         (*ours, "drafts"),
-        ("state", "logits", "small"),
+        ("state", "logits", "held"),
         donate=1,
     )
 
@@ -288,9 +311,9 @@ def _program_list(target: Target, proposer: Proposer, shapes: Shapes, weights: A
 
     def lower_judge_commit(rows: int):
         batch, drafts, logits_BJV, seen_BJX = split_arguments(rows)
-        mask_BJU = np.zeros((*logits_BJV.shape[:2], mask_words(vocab_size)), np.uint32)
-        run = _stacked(functools.partial(rounds.judge_commit, target, proposer))
-        roles: tuple[Role, ...] = ("state", "small", "drafts", "logits", "small", "small")
+        mask_BJU = np.zeros((*logits_BJV.shape[:-1], mask_words(target.config.vocab_size)), np.uint32)
+        run = stacked(functools.partial(rounds.judge_commit, target, proposer))
+        roles: tuple[Role, ...] = ("state", "small", "drafts", "logits", "held", "small")
         return lower(run, roles, rounds_out, state, batch, drafts, logits_BJV, seen_BJX, mask_BJU)()
 
     for rows in shapes.split_rows:
@@ -300,7 +323,7 @@ def _program_list(target: Target, proposer: Proposer, shapes: Shapes, weights: A
         yield f"judge_commit[B={rows}]", functools.partial(lower_judge_commit, rows)
 
 
-def _stacked(round_: Callable) -> Callable:
+def stacked(round_: Callable) -> Callable:
     """One round in the form of many: outputs have an axis of rounds in front."""
 
     def run(*args) -> tuple[DecodeState, RoundOutput]:

@@ -127,7 +127,7 @@ class RecordingPrograms:
         self, parts: EngineParts, propose: Callable[..., Drafts] | None = None, plain: "PlainPrograms | None" = None
     ):
         """propose: what tells each round's drafts beforehand, if they are to be kept; plain: whose rounds to run."""
-        self.shapes = parts.programs.shapes
+        self.shapes, self.spread = parts.programs.shapes, parts.programs.spread
         self.rounds: dict[tuple[int, ...], list[Round]] = {}
         self._programs: Any = parts.programs
         self._decode: Any = plain or parts.programs

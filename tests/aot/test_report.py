@@ -17,6 +17,7 @@ from jaxspec.aot.report import (
     fit_of,
     paper_of,
     report_of,
+    text_of,
 )
 from jaxspec.aot.topology import topology_of
 from jaxspec.errors import ConfigError
@@ -93,6 +94,20 @@ def test_a_model_is_spread_over_as_few_devices_as_hold_it():
 def test_more_devices_than_there_are_is_refused():
     with pytest.raises(ConfigError, match="must not exceed the 8 devices"):
         paper("llama3.1-70b-draft", "h100:8", 16)
+    with pytest.raises(ConfigError, match="data_parallel_size=3 must not exceed the 8 devices"):
+        paper("llama3.1-70b-draft", "h100:8", 4, data_parallel_size=3)
+
+
+def test_groups_are_copies_each_with_its_rows_and_pages():
+    (config, alone), (_, groups) = (paper("llama3.1-70b-draft", "h100:8", 4, data_parallel_size=n) for n in (1, 2))
+    assert fit_of(groups, config) == fit_of(alone, config)
+    reports = [report_of(one, config, context=1024, lengths=[2.5]) for one in (alone, groups)]
+    assert [(one["replicas"], one["data"]) for one in reports] == [(2, 1), (2, 2)]
+    assert [one | {"data": 0} for one in reports] == [reports[0] | {"data": 0}] * 2
+    assert "2 copies of the model over 4 devices each, 2 of them in one engine" in text_of(reports[1])
+    # No room for a group over eight devices beside another one.
+    config, described, _ = on_paper("deepseek-v3-mtp", "h100:8", data_parallel_size=2)
+    assert fewest_devices(config, described, topology_of("h100:8"), 4096).num_devices == 4
 
 
 def test_speed_is_tokens_over_seconds():

@@ -163,6 +163,24 @@ def test_devices_hold_a_part_of_what_is_split():
     assert resolve(config, facts, MODELS).num_pages == 200
 
 
+def test_pages_are_a_groups():
+    """Groups have devices of their own, with as much memory each; but on CPU, where all are parts of one host."""
+    own = 270_000_000 + 3 * ROUND_BYTES + 200 * PAGE_BYTES
+    for platform, memory_bytes in (("tpu", own), ("cpu", 3 * own)):
+        facts = HardwareFacts(platform, memory_bytes, "abc123", None)
+        config = EngineConfig(
+            model="smol",
+            memory_fraction=1.0,
+            data_parallel_size=3,
+            max_num_seqs=8,
+            block_size=64,
+            implementation="reference",
+            kv_cache_dtype="float32",
+        )
+        assert resolve(config, facts, MODELS).num_pages == 200
+        assert resolve(config, dataclasses.replace(facts, memory_bytes=memory_bytes - 1), MODELS).num_pages == 199
+
+
 def test_a_draft_is_split_as_the_target_or_not_at_all():
     def devices(method, asked=None, **more):
         given = {"model": "d", "num_speculative_tokens": 3, "method": method, "draft_tensor_parallel_size": asked}

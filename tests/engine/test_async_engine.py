@@ -76,7 +76,7 @@ async def collect(engine, prompt, params, request_id):
 
 
 def num_used(engine) -> int:
-    return engine._core.scheduler.allocator.num_used
+    return engine._core.scheduler.num_used
 
 
 def num_aborted(engine) -> int:

@@ -57,7 +57,7 @@ def test_stop_strings_end_answers_where_the_text_says(engine):
     ].outputs
     assert completion.text == whole[: whole.index(stop)]
     assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
-    assert engine.core.scheduler.allocator.num_used == 0
+    assert engine.core.scheduler.num_used == 0
 
 
 def test_bad_words_are_never_written(engine, oracle):
@@ -103,9 +103,9 @@ def test_a_streams_deltas_join_to_the_whole(engine):
 def test_closing_a_stream_ends_its_request(engine):
     stream = engine.stream("hello", SamplingParams(max_tokens=40))
     next(stream)
-    assert engine.core.scheduler.allocator.num_used > 0
+    assert engine.core.scheduler.num_used > 0
     stream.close()
-    assert engine.core.scheduler.allocator.num_used == 0
+    assert engine.core.scheduler.num_used == 0
     assert not engine.core.has_work
 
 
@@ -233,7 +233,7 @@ def test_a_host_drafter_that_breaks_its_word_ends_the_request_alone(spoken, orac
         with pytest.raises(ConfigError, match=says):
             engine.generate({"prompt_token_ids": [1, 2]}, GREEDY, use_tqdm=False)
         assert not engine.core.has_work
-        assert engine.core.scheduler.allocator.num_used == 0
+        assert engine.core.scheduler.num_used == 0
         (output,) = engine.generate({"prompt_token_ids": [1, 2]}, GREEDY, use_tqdm=False)
         assert_says(output.outputs[0].token_ids, continuation(oracle, [1, 2], 14))
     assert set(faulty.seen) == set()

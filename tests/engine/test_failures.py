@@ -76,7 +76,7 @@ def test_no_token_is_lost_or_said_twice(engine, oracle, monkeypatch, name, how):
             assert len(output.prompt_logprobs) == len(other.prompt_logprobs) == len(other.prompt_token_ids)
             assert [e and list(e) for e in output.prompt_logprobs] == [e and list(e) for e in other.prompt_logprobs]
     engine.core.scheduler.audit()
-    assert engine.core.scheduler.allocator.num_used == 0
+    assert engine.core.scheduler.num_used == 0
 
 
 def test_what_never_gets_better_ends_loudly(engine, monkeypatch):

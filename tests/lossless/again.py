@@ -42,7 +42,7 @@ def ask_again(engine: Engine, requests, outputs: list[RequestOutput], is_certain
             scheduler.preempt_all()
     assert num_preempted > 1  # a right drafter of many tokens leaves few steps
     _compare([request.output() for request in running], outputs, is_certain)
-    assert scheduler.allocator.num_used == 0
+    assert scheduler.num_used == 0
 
 
 def _compare(again, outputs, is_certain) -> None:

@@ -75,6 +75,7 @@ def _compile_with(options, lowered):
 def poison(engine: Engine) -> None:
     """NaN in every page, the drafter's too: a key that is read without having been written shows."""
     core = engine.core
+    pool_ndim = 4 + (engine.config.data_parallel_size > 1)
     assert not core.has_work
 
     def nan(leaf):
@@ -82,7 +83,8 @@ def poison(engine: Engine) -> None:
             return Int8Pool(
                 values_PGSH=jnp.full_like(leaf.values_PGSH, 127), scale_PGS=jnp.full_like(leaf.scale_PGS, jnp.nan)
             )
-        return jnp.full_like(leaf, jnp.nan) if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.ndim == 4 else leaf
+        is_pool = jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.ndim == pool_ndim
+        return jnp.full_like(leaf, jnp.nan) if is_pool else leaf
 
     def spoil(tree):
         return jax.tree.map(nan, tree, is_leaf=lambda leaf: isinstance(leaf, Int8Pool))

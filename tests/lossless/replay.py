@@ -37,7 +37,10 @@ def set_scripts(engine, proposer, scripts: list[Script]) -> None:
     if isinstance(proposer, HostReplay):
         proposer.scripts = scripts
     else:
-        table = make_table(scripts, engine.config.max_model_len)
+        table, before = make_table(scripts, engine.config.max_model_len), engine.core.state.proposer
+        table = jax.tree.map(
+            lambda new, old: jax.device_put(jnp.broadcast_to(new, old.shape), old.sharding), table, before
+        )
         engine.core.state = dataclasses.replace(engine.core.state, proposer=table)
 
 

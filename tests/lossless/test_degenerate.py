@@ -93,7 +93,7 @@ def test_refusals_name_the_field_and_start_nothing(engine, prompt, params, error
         engine.generate(*both, use_tqdm=False)
     assert caught.value.param == param
     assert not engine.core.has_work
-    assert engine.core.scheduler.allocator.num_used == 0
+    assert engine.core.scheduler.num_used == 0
     assert len(engine.generate(*good, use_tqdm=False)) == 1
 
 

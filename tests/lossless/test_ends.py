@@ -57,7 +57,7 @@ def run(replay, cases, offset, *, wrong=None, **params):
     params = SamplingParams(temperature=0, **({"max_tokens": NUM_TOKENS} | params))
     prompts = [{"prompt_token_ids": prompt} for prompt, _, _ in cases]
     outputs = engine.generate(prompts, params, use_tqdm=False)
-    assert engine.core.scheduler.allocator.num_used == 0
+    assert engine.core.scheduler.num_used == 0
     return [output.outputs[0] for output in outputs]
 
 

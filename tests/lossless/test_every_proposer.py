@@ -134,7 +134,7 @@ def test_answers_are_those_of_the_naive_loop(case, target_oracle):
         [{"prompt_token_ids": prompt} for prompt, _ in requests], [params for _, params in requests], use_tqdm=False
     )
     engine.core.scheduler.audit()
-    assert engine.core.scheduler.allocator.num_used == 0
+    assert engine.core.scheduler.num_used == 0
     for index, (output, (prompt, params), answer) in enumerate(zip(outputs, requests, answers, strict=True)):
         (completion,) = output.outputs
         assert completion.finish_reason == "length"

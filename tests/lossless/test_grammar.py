@@ -110,7 +110,7 @@ def run(replay, scripts, requests):
         core.step()
         check_states(core, automata)
     core.scheduler.audit()
-    assert core.scheduler.allocator.num_used == 0
+    assert core.scheduler.num_used == 0
     assert engine.compiles_after_ready == num_compiled
     assert [request.error for request in added] == [None] * len(added)
     return [request.output() for request in added]
@@ -327,7 +327,7 @@ def test_parameters_that_leave_no_token_end_their_request_alone(where, request, 
     assert failing.error.param == "structured_outputs"
     assert failing.sequences[0].progress.finish_reason == "abort"
     assert_says(other.sequences[0].progress.token_ids, plain(oracle, PROMPTS[0], OPEN, other.params))
-    assert core.scheduler.allocator.num_used == 0
+    assert core.scheduler.num_used == 0
     if where == "host":
         assert sorted(proposer.finished[-2:]) == ["failing-0", "other-0"], "each told once"
     with pytest.raises(RequestError, match="left no token"):

@@ -59,7 +59,7 @@ def test_random_schedules_over_poisoned_pages(engine, target_oracle):
     """Requests come, end, are aborted and lose their pages at random, and many begin alike; after every step all pages
     that mean nothing are NaN again."""
     rng = np.random.default_rng(0)
-    core, scheduler = engine.core, engine.core.scheduler
+    core, (scheduler,) = engine.core, engine.core.scheduler.each
     requests, answers, num_steps, num_preempted, num_ahead = {}, {}, 0, 0, 0
     while num_steps < 120 or core.has_work:
         num_steps += 1

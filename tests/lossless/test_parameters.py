@@ -174,7 +174,7 @@ def test_a_failing_host_processor_ends_its_request_alone(engines, target_oracle)
             {"prompt_token_ids": [1]}, dataclasses.replace(params, logits_processors=[fail]), use_tqdm=False
         )
     core.scheduler.audit()
-    assert core.scheduler.allocator.num_used == 0
+    assert core.scheduler.num_used == 0
 
 
 def test_a_schedule_by_batch_size(engines, target_oracle, monkeypatch):

@@ -70,6 +70,11 @@ def count_reads():
     return seen
 
 
+def _logprobs(entries):
+    """Those of the prompt's own tokens."""
+    return [next(iter(entry.values())).logprob for entry in entries[1:]]
+
+
 def main() -> None:
     seen = count_reads()
     build._buckets = full_sizes_alone
@@ -89,6 +94,8 @@ def main() -> None:
             prompts = [{"prompt_token_ids": ids} for ids, _ in asked]
             outputs = engine.generate(prompts, [SamplingParams(**params) for _, params in asked], use_tqdm=False)
             print(json.dumps([one.outputs[0].token_ids for one in outputs]), flush=True)
+            if all(one.prompt_logprobs for one in outputs):
+                print(json.dumps([_logprobs(one.prompt_logprobs) for one in outputs]), flush=True)
         if job is not jobs[-1]:  # the last engine ends with the script
             # NOTE: users have one engine a job; here all have met, and are to meet once more.
             distributed.global_state.client.key_value_delete(links._KEY)

@@ -17,14 +17,15 @@ LONGEST_S = 240  # of a job, on a machine where all its processes may share one 
 class Job:
     """Processes 0 to n - 1 of `words`, each told who it is by JAXSPEC_ variables."""
 
-    def __init__(self, num_processes: int, words: list[str], **more: str):
-        """more: variables beside them."""
+    def __init__(self, num_processes: int, words: list[str], num_devices: int = 1):
+        """num_devices: of each."""
         flags = re.sub(r"--xla_force_host_platform_device_count=\d+", "", os.environ.get("XLA_FLAGS", ""))
+        flags = f"{flags} --xla_force_host_platform_device_count={num_devices}"
         names = {"NNODES": num_processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
         shared = {f"JAXSPEC_{name}": str(value) for name, value in names.items()}
         cache = jax.config.values["jax_compilation_cache_dir"] or ""
         shared |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
-        shared |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags.strip(), "JAX_COMPILATION_CACHE_DIR": cache} | more
+        shared |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags.strip(), "JAX_COMPILATION_CACHE_DIR": cache}
         self.processes = [
             subprocess.Popen(
                 [sys.executable, "-m", *words], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -3,11 +3,11 @@
 import contextlib
 import dataclasses
 import json
-import os
 import re
 import signal
 import urllib.request
 
+import numpy as np
 import pytest
 
 from jaxspec import SamplingParams
@@ -48,9 +48,9 @@ def engine_of(folder, asked, speculative=None, faults=None, **more):
     return {"config": config, "asked": asked, "faults": faults or {}}
 
 
-def start(num_processes, *args, **more):
-    engines = [engine_of(*args, tensor_parallel_size=num_processes, **more)]
-    return Job(num_processes, ["tests.multihost.child", json.dumps(engines)])
+def start(num_processes, *args, num_devices=1, **more):
+    engines = [engine_of(*args, **({"tensor_parallel_size": num_processes} | more))]
+    return Job(num_processes, ["tests.multihost.child", json.dumps(engines)], num_devices)
 
 
 def check(answers, folder, requests=ASKED):
@@ -122,12 +122,33 @@ def test_whoever_guesses_over_two_processes_of_two_devices(tmp_path):
     methods = [one | coupled | ({"model": str(own[one["model"]])} if "model" in one else {}) for one in methods]
     sizes = {"tensor_parallel_size": 4, "max_num_seqs": 3}
     engines = [engine_of(str(target), [requests], one, **sizes) for one in methods]
-    flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=2")
-    with Job(2, ["tests.multihost.child", json.dumps(engines)], XLA_FLAGS=flags) as job:
+    with Job(2, ["tests.multihost.child", json.dumps(engines)], num_devices=2) as job:
         assert job.wait() == [0, 0], job.said
     assert len(job.answers) == len(names)
     for answers in job.answers:
         check(answers, target, requests)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("num_processes", "n", "has_grammar"), [(2, 1, True), (4, 2, False)])
+def test_groups_over_processes_say_what_one_device_says(folders, num_processes, n, has_grammar):
+    """Groups in processes of their own, and over several; prompts' log-probabilities come from wherever they are."""
+    asked = [(ids, params | {"prompt_logprobs": 1}) for ids, params in (*ASKED, *ASKED[::-1])]
+    if has_grammar:
+        asked.append((PROMPT, {"temperature": 0, "structured_outputs": FORM, "prompt_logprobs": 1, "max_tokens": 20}))
+    drafted, mesh = draft_model(2, folders[1]), {"tensor_parallel_size": n, "data_parallel_size": 2}
+    more = mesh | {"num_devices": 2 * n // num_processes, "enable_structured_outputs": has_grammar}
+    with start(num_processes, folders[0], [asked], drafted, **more) as job:
+        assert job.wait() == [0] * num_processes, job.said
+    check(job.answers[0][:2], folders[0])
+    check(job.answers[0][3:1:-1], folders[0])
+    engine = make_engine(folders[0], None, max_num_seqs=1, enable_structured_outputs=has_grammar)
+    prompts, params = [{"prompt_token_ids": ids} for ids, _ in asked], [SamplingParams(**one) for _, one in asked]
+    outputs = engine.generate(prompts, params, use_tqdm=False)
+    assert job.answers[0] == [output.outputs[0].token_ids for output in outputs]
+    for output, found in zip(outputs, job.answers[1], strict=True):
+        wanted = [next(iter(entry.values())).logprob for entry in output.prompt_logprobs[1:]]
+        np.testing.assert_allclose(found, wanted, atol=1e-4)
 
 
 @pytest.mark.heavy

@@ -158,7 +158,7 @@ def test_a_resumed_sequence_is_prefilled_with_its_answer():
     assert chunks(scheduler.plan()) == [("a", 0, 15)]
     scheduler.preempt(one)
     scheduler.audit()
-    assert chunks(scheduler.plan()) == [("a", 12, 3)]  # its pages had names again
+    assert chunks(scheduler.plan()) == [("a", 14, 1)]  # its pages had names again, the unfinished one too
 
 
 def test_priorities_come_first_and_pay_last():
@@ -210,14 +210,14 @@ def test_an_exact_engine_takes_every_page_at_once_and_nobody_pays():
 
 def test_an_exact_engine_shares_prompts_alone():
     """What decode rounds wrote is not bit for bit what a prefill writes."""
-    for is_exact, num_pages in ((True, 2), (False, 4)):
+    for is_exact, start in ((True, 8), (False, 18)):
         scheduler = make(num_pages=20, max_chunk_tokens=64, is_exact=is_exact, lookahead=0)
         first = sequence("a", 12, 20)
         scheduler.add(first)
         while scheduler.has_work:
             step(scheduler)
         scheduler.add(SequenceState("b", [*first.token_ids, 7], 30))
-        assert chunks(scheduler.plan()) == [("b", 4 * num_pages, 20 - 4 * num_pages)]
+        assert chunks(scheduler.plan()) == [("b", start, 20 - start)]
 
 
 def test_what_can_never_run_is_refused_at_once():
@@ -276,18 +276,34 @@ def test_a_second_request_prefills_what_is_its_own():
     assert chunks(scheduler.plan()) == [("a", 20, 1)]
 
 
-@pytest.mark.parametrize(("lookahead", "start"), [(0, 12), (1, 12), (3, 12)])
-def test_something_is_always_left_to_prefill(lookahead, start):
+@pytest.mark.parametrize("lookahead", [0, 1, 3])
+def test_something_is_always_left_to_prefill(lookahead):
     """A state for the drafter to begin with: one token, or as many as it looks ahead."""
-    scheduler = make(max_rows=4, num_pages=40, max_chunk_tokens=64, lookahead=lookahead)
-    scheduler.add(shared(40, 0, "a"))
-    scheduler.plan()
     for length in range(13, 18):
-        scheduler.add(one := shared(length, 0, "b"))
-        (chunk,) = scheduler.plan().chunks
-        assert chunk.num_tokens >= max(1, lookahead)
-        assert chunk.start == (length - 1 - max(1, lookahead)) // 4 * 4
-        scheduler.finish(one)
+        scheduler = make(max_rows=4, num_pages=40, max_chunk_tokens=64, lookahead=lookahead)
+        scheduler.add(shared(40, 0, "a"))
+        scheduler.plan()
+        for start in ((length - 1 - max(1, lookahead)) // 4 * 4, length - 1 - max(1, lookahead)):
+            scheduler.add(one := shared(length, 0, "b"))
+            (chunk,) = scheduler.plan().chunks
+            assert chunk.num_tokens >= max(1, lookahead)
+            assert chunk.start == start
+            scheduler.finish(one)  # and leaves a page that is not full
+
+
+def test_an_unfinished_page_goes_to_one_who_goes_on_with_its_text():
+    scheduler = make(max_rows=4, num_pages=40, max_chunk_tokens=64, lookahead=0)
+    scheduler.add(first := sequence("a", 11, 64))
+    scheduler.plan()
+    scheduler.finish(first)
+    text = first.token_ids
+    for name in "bc":
+        scheduler.add(SequenceState(name, [*text, 1, 2], 64))
+    scheduler.add(SequenceState("d", [*text[:8], 7, *text[9:], 1, 2], 64))
+    assert chunks(scheduler.plan()) == [("b", 9, 3), ("c", 8, 4), ("d", 8, 4)]
+    b, c, d = scheduler.decoding
+    assert len({b.pages[2], c.pages[2], d.pages[2]}) == 3
+    scheduler.audit()
 
 
 def test_a_page_whose_last_entry_looks_ahead_is_shared_when_what_it_saw_is():
@@ -336,8 +352,8 @@ def test_the_second_turn_of_a_chat_finds_the_first_answer():
     while scheduler.has_work:
         step(scheduler, 3)
     scheduler.add(SequenceState("b", [*first.token_ids, 1, 2, 3], 80))
-    # The last round's tokens, and what fills no page, are not there.
-    assert chunks(scheduler.plan()) == [("b", 44, 8)]
+    # The last round's tokens are not there.
+    assert chunks(scheduler.plan()) == [("b", 47, 5)]
 
 
 def test_pages_that_a_drafter_has_not_taken_in_wait_for_it():
@@ -354,7 +370,7 @@ def test_pages_that_a_drafter_has_not_taken_in_wait_for_it():
 
 @pytest.mark.parametrize("lookahead", [0, 1])
 def test_the_second_turn_of_a_long_chat_prefills_little(lookahead):
-    more = {"num_pages": 400, "block_size": 16, "max_chunk_tokens": 2048}
+    more = {"num_pages": 400, "block_size": 64, "max_chunk_tokens": 2048}
     scheduler = make(lookahead=lookahead, tokens_per_round=5, max_rounds=8, **more)
     first = sequence("a", 1000, 1200)
     scheduler.add(first)
@@ -380,4 +396,4 @@ def test_pages_are_forgotten_the_longest_unused_first_and_ends_before_beginnings
     assert scheduler.allocator.num_cached == 7
     assert run("c", 13) == 0  # takes the last three of a, the first to come
     assert run("a", 18) == 4  # takes what was free, and the last two of b
-    assert run("c", 13) == 8
+    assert run("c", 13) == 11  # its last page, which is not full, is there too

@@ -310,17 +310,17 @@ def test_who_leaves_has_no_row_in_the_next_round_but_one(engine, client, monkeyp
                 assert b"200 OK" in connection.recv(200)
                 gate.wait()
                 assert core.scheduler.num_running == 4
-                pages = core.scheduler.allocator.num_used
+                pages = core.scheduler.num_used
             while engine._commands.empty():  # the server sees that it left; the engine stands before a round
                 time.sleep(0.001)
             gate.let(1)
             gate.wait()
             assert core.scheduler.num_running == 1
-            assert 0 < core.scheduler.allocator.num_used < pages
+            assert 0 < core.scheduler.num_used < pages
         finally:
             gate.open()
         assert staying.result().json["usage"]["completion_tokens"] == 60
-    assert core.scheduler.allocator.num_used == core.scheduler.num_running == 0
+    assert core.scheduler.num_used == core.scheduler.num_running == 0
 
 
 def test_200_streams_that_leave_at_random_give_everything_back(client):
