@@ -6,17 +6,16 @@ import sys
 from collections.abc import Callable, Sequence
 
 THREADS = 2
-Generate = Callable[
-    [Sequence[int], int], Sequence[int]
-]  # (prompt ids, tokens to make) -> their ids, greedy, EOS ignored
+Generate = Callable[[Sequence[int], int], Sequence[int]]  # (prompt ids, tokens to make) -> their ids, greedy, EOS ignored
+
+_answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # whatever a library prints, from its import on, is not an answer
 
 
 def serve(version: str, variants: dict[str, Generate]) -> None:
     """Answers {"variant", "ids", "tokens"} with {"ids"}. version: of the library under test."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints is not an answer
-    print(json.dumps({"version": version, "variants": list(variants)}), file=answers, flush=True)
+    print(json.dumps({"version": version, "variants": list(variants)}), file=_answers, flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
         made = variants[asked["variant"]](asked["ids"], asked["tokens"])
-        print(json.dumps({"ids": [int(one) for one in made]}), file=answers, flush=True)
+        print(json.dumps({"ids": [int(one) for one in made]}), file=_answers, flush=True)
