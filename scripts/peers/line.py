@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 THREADS = 2
-Generate = Callable[[Sequence[int], int], Sequence[int]]  # (prompt ids, tokens to make) -> their ids, greedy, EOS ignored
+Generate = Callable[[Sequence[int], int], Sequence[int]]  # (prompt, tokens to make) -> their ids, greedy, no EOS
 
 _answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)  # whatever a library prints, from its import on, is not an answer
