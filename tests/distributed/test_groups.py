@@ -3,9 +3,13 @@ drafts that are chosen, proposers and processors of the user's own."""
 
 import json
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from jaxspec import SamplingParams
 from jaxspec.cli import main
+from jaxspec.sampling.processors import LogitsProcessor
 from tests.lossless.engines import MAX_MODEL_LEN, VOCAB_SIZE, custom, draft_model, make_engine, ngram
 from tests.lossless.replay import HostReplay, Script, replay_proposer, set_scripts
 from tests.lossless.test_every_proposer import answer_of, make_requests
@@ -76,7 +80,7 @@ def test_a_record_comes_out_again(folders, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("is_on_host", [True, False])
-def test_proposers_and_processors_of_the_users_own(folders, is_on_host):
+def test_proposers_of_the_users_own(folders, is_on_host):
     """No vocabulary is split, so each group runs them as a single device would."""
     target, _ = folders
     proposer = HostReplay(K) if is_on_host else replay_proposer(K, MAX_MODEL_LEN)
@@ -92,3 +96,23 @@ def test_proposers_and_processors_of_the_users_own(folders, is_on_host):
         assert_says(request.output().outputs[0].token_ids, answer)
         figures = request.output().metrics.speculative_decoding
         assert figures["num_accepted_draft_tokens"] == figures["num_draft_tokens"] > 0
+
+
+def test_processors_of_the_users_own(folders):
+    """Compiled into every round; each row's columns are its own."""
+    first = LogitsProcessor(
+        lambda params: np.int32((params.extra_args or {}).get("first", 0)),
+        lambda logits_BJV, first_B, context: jnp.where(
+            jnp.arange(logits_BJV.shape[-1])[None, None] < first_B[:, None, None], -jnp.inf, logits_BJV
+        ),
+    )
+    prompts = [{"prompt_token_ids": [5, 9, 2, 5, 9, index]} for index in range(5)]
+    firsts = [0, 20, 3, 0, 25]
+    params = [SamplingParams(temperature=0, max_tokens=9, ignore_eos=True, extra_args={"first": at}) for at in firsts]
+    answers = []
+    for groups in (1, 2):
+        engine = make_engine(folders[0], ngram(K), logits_processors=[first], data_parallel_size=groups)
+        outputs = engine.generate(prompts, params, use_tqdm=False)
+        answers.append([one.outputs[0].token_ids for one in outputs])
+    assert answers[0] == answers[1]
+    assert all(min(ids) >= at for ids, at in zip(answers[1], firsts, strict=True))
