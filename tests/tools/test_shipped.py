@@ -19,7 +19,7 @@ def test_it_changes_no_answer_and_is_no_misreading(method, capsys):
     assert verify.main([*words, "--temperature", "0"]) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert report["verdict"] == "lossless"
-    assert report["acceptance"]["num_accepted_tokens"] > 0
+    assert report["acceptance"]["num_accepted_draft_tokens"] > 0
     assert doctor.main(list(words)) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert told["method"] == method
