@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,9 @@ def test_a_wheel_works_in_a_clean_environment(tmp_path):
 
     run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT))
     (wheel,) = tmp_path.glob("jaxspec-*.whl")
+    shipped = {path.relative_to(ROOT).as_posix() for path in (ROOT / "jaxspec" / "drafters").rglob("*.*")}
+    assert shipped <= set(zipfile.ZipFile(wheel).namelist())
+    assert wheel.stat().st_size < 45 * 10**6
     home = tmp_path / "venv"
     run(sys.executable, "-m", "venv", str(home))
     python = home / "bin" / "python"

@@ -1,10 +1,12 @@
 """Host. What a user may set of the engine: keys flat as vLLM's are. The server's stand in `config/server.py`."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from jaxspec.config.base import StrictConfig
+from jaxspec.config.shipped import with_shipped
 from jaxspec.config.speculative import SpeculativeConfig
 from jaxspec.errors import ConfigError
 
@@ -37,6 +39,8 @@ class EngineConfig(StrictConfig):
             if data.get("gpu_memory_utilization") is not None:
                 raise ConfigError("memory_fraction is another name of gpu_memory_utilization; give one of the two")
             data["gpu_memory_utilization"] = data.pop("memory_fraction")
+        if isinstance(data.get("speculative_config"), Mapping):
+            data["speculative_config"] = with_shipped(data["speculative_config"], data.get("model"))
         return data
 
     model: str = Field(description="the target: an alias (smollm2-135m-instruct), hub name, folder or .gguf file")

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from jaxspec.config.base import StrictConfig
 from jaxspec.config.methods import METHODS, PARALLEL, drafter_of, initial_method
 from jaxspec.config.schedule import dense_schedule
+from jaxspec.config.shipped import told_shipped
 from jaxspec.config.speculative_keys import KEYS, apply_keys
 from jaxspec.config.support import check_built, check_support
 from jaxspec.config.synthetic import checked_rates, rates_of_length
@@ -181,8 +182,8 @@ class SpeculativeConfig(StrictConfig):
         check_built(self.method)
         if METHODS[self.method].needs in ("model", "head") and self.model is None:
             raise ConfigError(
-                f"method {self.method!r} needs 'model', the draft's alias, hub name, folder or .gguf file: "
-                "none is shipped for any target yet"
+                f"method {self.method!r} needs 'model', the draft's alias, hub name, folder or .gguf file: with the "
+                f"package comes {told_shipped()}"
             )
         return self
 

@@ -13,7 +13,7 @@ from jaxspec.train.data.shards import Corpus
 from jaxspec.train.step import TrainState
 
 # What may change between a run and its continuation, since no step depends on it.
-FREE_KEYS = ("output", "data", "save_every", "log_every", "eval_every", "engine_eval_prompts", "data_parallel")
+FREE_KEYS = ("output", "data", "seen", "save_every", "log_every", "eval_every", "engine_eval_prompts", "data_parallel")
 
 
 class Checkpoints:

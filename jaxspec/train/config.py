@@ -23,9 +23,16 @@ class Eagle3Head(StrictConfig):
     num_steps: int = Field(5, ge=1, description="guesses a chain in training; about as many as will be drafted")
     step_decay: float = Field(0.8, gt=0.0, le=1.0, description="a guess counts this share of the one before")
     rope_theta: float = Field(10000.0, gt=0.0, description="base of its rotation; published heads have 10000")
-    start: Literal["target", "random"] = Field(
-        "target", description="target: vocabulary head, norms and layer begin as the target's last ones"
+    num_kv_heads: int | None = Field(
+        None, ge=1, description="key heads, which the next token is seen through; the target's"
     )
+    fc_norm: bool = Field(False, description="norm each stream (EAGLE-3.1)")
+    start: str = Field(
+        "fit",
+        description="fit: vocabulary head as the target's, the layer fitted to its states by least squares; random; or "
+        "the folder of a drafter of this shape, whose tokens are then drafted",
+    )
+    train_head: bool = Field(True, description="train the vocabulary head too")
     layout: Literal["eagle", "speculators"] = Field("eagle", description="whose files the export looks like")
 
 
@@ -77,6 +84,9 @@ class MedusaHead(StrictConfig):
 
     num_heads: int = Field(4, ge=1, description="heads; head i guesses the token i + 2 places after its state")
     num_blocks: int = Field(1, ge=1, description="residual blocks a head")
+    loss_vocab_size: int | None = Field(
+        None, ge=2, description="loss over the corpus's commonest tokens alone, which is cheaper; over all of them"
+    )
     head_decay: float = Field(0.8, gt=0.0, le=1.0, description="a head counts this share of the one before")
 
 
@@ -112,10 +122,16 @@ class TrainConfig(StrictConfig):
     model: str = Field(description="the frozen target: alias, hub name, folder or .gguf file")
     data: str = Field(description="folder of token shards (jaxspec.train.data)")
     output: str = Field(description="folder of the run: checkpoints, log, plots, the exported drafter")
+    seen: str | None = Field(
+        None, description="folder for what the target sees of the corpus, which runs may share; output/seen"
+    )
     head: dict[str, Any] = Field({}, description="the method's own keys, see docs/training.md")
     num_steps: int = Field(1000, ge=1, description="optimiser steps")
     batch_size: int = Field(8, ge=1, description="conversations a gradient")
     accumulate: int = Field(1, ge=1, description="gradients averaged an optimiser step")
+    loss_on: Literal["answers", "all"] = Field(
+        "answers", description="all: prompts teach too; the model wrote most of them itself"
+    )
     max_length: int = Field(256, ge=8, description="tokens a conversation is cut to")
     learning_rate: float = Field(5e-4, gt=0.0, description="of AdamW, at its peak")
     warmup_steps: int = Field(20, ge=0, description="steps in which the rate rises; a cosine then lowers it to a tenth")

@@ -18,6 +18,7 @@ from jaxspec.train.config import TrainConfig
 from jaxspec.train.data.shards import Corpus, read_corpus
 from jaxspec.train.evaluate import evaluate
 from jaxspec.train.report import Log, plot, summary
+from jaxspec.train.seen import Seen, see_corpus
 from jaxspec.train.step import Placement, TrainState, initial_state, make_eval, make_optimizer, make_step
 from jaxspec.train.target import FrozenTarget, open_target
 from jaxspec.train.trainers.base import Trainer
@@ -27,11 +28,12 @@ from jaxspec.train.trainers.eagle import eagle
 from jaxspec.train.trainers.eagle3 import eagle3
 from jaxspec.train.trainers.medusa import medusa
 from jaxspec.train.trainers.mlp_speculator import mlp_speculator
-from jaxspec.train.vocabulary import commonest_tokens, coverage
+from jaxspec.train.vocabulary import commonest_tokens, coverage, drafted_tokens
 
 logger = logging.getLogger(__name__)
 
 _WHOLE_VOCABULARY = {"draft_model": draft_model, "eagle": eagle, "mlp_speculator": mlp_speculator}
+_NUM_FITTED = 64  # conversations that a drafter may be fitted to before its first step
 EXPORTED = "drafter"  # the folder inside a run's that holds the finished drafter
 
 
@@ -40,17 +42,20 @@ def make_trainer(
 ) -> Trainer:
     """The method's trainer; a reduced vocabulary is counted over these records' answers."""
     head: Any = config.head_config()
-    if config.method == "medusa":
-        return medusa(head, target, target_weights, dtype=config.dtype)
     if config.method in _WHOLE_VOCABULARY:
         make = _WHOLE_VOCABULARY[config.method]
         return make(head, target, target_weights, dtype=config.dtype, seed=config.seed)
-    size, vocab_size = head.draft_vocab_size, target.config.vocab_size
+    size = head.loss_vocab_size if config.method == "medusa" else head.draft_vocab_size
+    vocab_size = target.config.vocab_size
     target_ids = None
-    if size is not None and size < vocab_size:
+    if config.method == "eagle3" and head.start not in ("fit", "random"):
+        target_ids = drafted_tokens(Path(head.start))
+    elif size is not None and size < vocab_size:
         target_ids = commonest_tokens(corpus, records, size, vocab_size)
         share = coverage(corpus, records, target_ids, vocab_size)
-        logger.info("draft vocabulary: %d of %d tokens, %.2f%% of the answers' text", size, vocab_size, 100 * share)
+        logger.info("%d of %d tokens, %.2f%% of the answers' text", size, vocab_size, 100 * share)
+    if config.method == "medusa":
+        return medusa(head, target, target_weights, target_ids, dtype=config.dtype)
     trainer = dflash if config.method == "dflash" else eagle3
     return trainer(head, target, target_weights, target_ids, dtype=config.dtype, seed=config.seed)
 
@@ -74,17 +79,20 @@ def train(config: TrainConfig, *, show_progress: bool = True, stop_after: int | 
     check_recipe(folder, config, corpus)
     trainer = make_trainer(config, target, placement.everywhere(target_weights), corpus, parts.train)
     trainer = trainer._replace(frozen=placement.everywhere(trainer.frozen))
+    seen = see_corpus(Path(config.seen or folder / "seen"), target, target_weights, corpus, trainer.aux_streams,
+                      show_progress=show_progress)  # fmt: skip
     optimizer = make_optimizer(config)
-    state = placement.everywhere(initial_state(trainer, optimizer))
+    sample = pack(corpus, seen, parts.train[:_NUM_FITTED], (1, min(len(parts.train), _NUM_FITTED), config.max_length))
+    state = placement.everywhere(initial_state(trainer, optimizer, jax.tree.map(lambda x: x[0], sample)))
     evaluated = make_eval(trainer)
 
     def held_out(state: TrainState) -> dict[str, Any]:
-        return _held_out(config, evaluated, trainer, placement, corpus, parts.held_out, state)
+        return _held_out(config, evaluated, trainer, placement, corpus, seen, parts.held_out, state)
 
     checkpoints = Checkpoints(folder / "checkpoints")
     try:
         state = checkpoints.latest(state) or state
-        state = _steps(config, trainer, make_step(trainer, optimizer), placement, corpus, parts.train, state,
+        state = _steps(config, trainer, make_step(trainer, optimizer), placement, corpus, seen, parts.train, state,
                        checkpoints, held_out, stop_after, show_progress)  # fmt: skip
     finally:
         checkpoints.close()
@@ -103,8 +111,8 @@ def train(config: TrainConfig, *, show_progress: bool = True, stop_after: int | 
 
 
 def _steps(
-    config: TrainConfig, trainer: Trainer, step, placement: Placement, corpus: Corpus, records: np.ndarray,
-    state: TrainState, checkpoints: Checkpoints, held_out: Callable[[TrainState], dict[str, Any]],
+    config: TrainConfig, trainer: Trainer, step, placement: Placement, corpus: Corpus, seen: Seen,
+    records: np.ndarray, state: TrainState, checkpoints: Checkpoints, held_out: Callable[[TrainState], dict[str, Any]],
     stop_after: int | None, show_progress: bool,
 ) -> TrainState:  # fmt: skip
     first, last = int(state.step), min(config.num_steps, stop_after or config.num_steps)
@@ -113,7 +121,7 @@ def _steps(
     started, tokens = time.perf_counter(), 0
     with tqdm(total=config.num_steps, initial=first, desc=config.method, disable=not show_progress) as bar:
         for index in range(first, last):
-            batch = training_batch(corpus, records, index, config.seed, shape)
+            batch = training_batch(corpus, seen, records, index, config.seed, shape, config.loss_on == "all")
             state, output = step(state, trainer.frozen, placement.rows(batch, axis=1))
             tokens += int(batch.len_B.sum())
             if (index + 1) % config.log_every == 0 or index + 1 == last:
@@ -135,14 +143,14 @@ def _steps(
 
 
 def _held_out(
-    config: TrainConfig, evaluated, trainer: Trainer, placement: Placement, corpus: Corpus, records: np.ndarray,
-    state: TrainState,
+    config: TrainConfig, evaluated, trainer: Trainer, placement: Placement, corpus: Corpus, seen: Seen,
+    records: np.ndarray, state: TrainState,
 ) -> dict[str, Any]:  # fmt: skip
     """Teacher-forced acceptance over the held-out conversations."""
     sums = None
     for start in range(0, len(records), config.batch_size):
         chosen = records[start : start + config.batch_size]
-        batch = pack(corpus, chosen, (1, config.batch_size, config.max_length))
+        batch = pack(corpus, seen, chosen, (1, config.batch_size, config.max_length))
         batch = jax.tree.map(lambda x: x[0], batch)
         metrics = evaluated(state.params, trainer.frozen, placement.rows(batch, axis=0))
         sums = metrics if sums is None else jax.tree.map(jnp.add, sums, metrics)

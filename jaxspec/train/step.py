@@ -48,9 +48,9 @@ def make_optimizer(config: TrainConfig) -> optax.GradientTransformation:
     )
 
 
-def initial_state(trainer: Trainer, optimizer: optax.GradientTransformation) -> TrainState:
-    """Before the first step."""
-    params = trainer.init()
+def initial_state(trainer: Trainer, optimizer: optax.GradientTransformation, sample: Batch) -> TrainState:
+    """Before the first step; sample as `Trainer.init` takes it."""
+    params = trainer.init(sample)
     return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params))
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxspec.config.model import ModelConfig
 from jaxspec.models.base import Family, Tokens, Weights
@@ -34,8 +35,15 @@ class FrozenTarget:
         return seen_BTX[..., : self.config.hidden_size], seen_BTX[..., self.config.hidden_size :]
 
     def logits(self, weights: Weights, hidden_BTD: jax.Array) -> jax.Array:
-        """logits_BTV f32; a gradient flows through the hidden state."""
+        """logits_BTV f32, of the tokens that the weights' head has; a gradient flows through the hidden state."""
         return self.family.logits(weights, self.config, hidden_BTD)
+
+    def with_tokens(self, weights: Weights, ids_V: np.ndarray | None) -> Weights:
+        """The weights with a vocabulary head of these tokens alone; None: all."""
+        if ids_V is None:
+            return weights
+        head = {"embed" if self.config.tie_word_embeddings else "head", "head_bias"} & weights.keys()
+        return weights | {name: weights[name][ids_V] for name in head}
 
 
 def whole_rows(token_ids_BT: jax.Array, offset: int = 0) -> Tokens:

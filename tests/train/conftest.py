@@ -55,7 +55,14 @@ def recipe(target_folder, corpus_folder, tmp_path):
 
 
 HEADS = {
-    "eagle3": {"aux_streams": [0, 1, 2], "draft_vocab_size": 20, "num_steps": 3, "start": "random"},
+    "eagle3": {
+        "aux_streams": [0, 1, 2],
+        "draft_vocab_size": 20,
+        "num_steps": 3,
+        "start": "random",
+        "fc_norm": True,
+        "num_kv_heads": 4,
+    },
     "dflash": {"aux_streams": [1, 2], "draft_vocab_size": 20, "block_size": 4, "anchor_stride": 2, "num_layers": 2},
     "medusa": {"num_heads": 2, "num_blocks": 2},
     "draft_model": {"num_layers": 2},

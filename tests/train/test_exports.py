@@ -12,10 +12,11 @@ from jaxspec import SamplingParams
 from jaxspec.models.heads.load import load_head, open_head
 from jaxspec.models.registry import family_of
 from jaxspec.train import TrainConfig, train
-from jaxspec.train.batches import split
+from jaxspec.train.batches import pack, split
 from jaxspec.train.config import HEADS as METHODS
 from jaxspec.train.data.shards import Record, read_corpus, write_shard
 from jaxspec.train.run import make_trainer
+from jaxspec.train.seen import see_corpus
 from jaxspec.train.target import open_target
 from jaxspec.weights.checkpoint import open_checkpoint
 from jaxspec.weights.load import load
@@ -25,7 +26,7 @@ from tests.train.conftest import HEADS, VOCAB
 
 CASES = [
     ("eagle3", HEADS["eagle3"]),
-    ("eagle3", {"aux_streams": [1, 2], "layout": "speculators", "start": "target", "num_steps": 2}),
+    ("eagle3", {"aux_streams": [1, 2], "layout": "speculators", "num_steps": 2}),
     ("eagle3", {"aux_streams": [3], "draft_vocab_size": 9, "intermediate_size": 12, "rope_theta": 500.0}),
     ("dflash", HEADS["dflash"]),
     ("dflash", {"aux_streams": [0, 2, 3], "intermediate_size": 12, "mask_token_id": 5}),
@@ -43,9 +44,12 @@ def test_what_is_exported_is_read_back(method, head, recipe, tmp_path):
     config = TrainConfig(**recipe, method=method, head=head)
     target, weights = open_target(config.model, "float32")
     corpus = read_corpus(Path(config.data), VOCAB)
-    trainer = make_trainer(config, target, weights, corpus, split(corpus, 4, None, 16).train)
+    records = split(corpus, 4, None, 16).train
+    trainer = make_trainer(config, target, weights, corpus, records)
+    seen = see_corpus(tmp_path / "seen", target, weights, corpus, trainer.aux_streams)
+    params = trainer.init(jax.tree.map(lambda x: x[0], pack(corpus, seen, records, (1, len(records), 16))))
     rng = np.random.default_rng(1)
-    params = jax.tree.map(lambda x: jnp.asarray(rng.standard_normal(x.shape), jnp.float32), trainer.init())
+    params = jax.tree.map(lambda x: jnp.asarray(rng.standard_normal(x.shape), jnp.float32), params)
     trainer.export(params, tmp_path / "drafter")
     with open_checkpoint(config.model) as checkpoint:
         if method == "draft_model":

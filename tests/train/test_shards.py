@@ -10,6 +10,7 @@ from jaxspec.errors import ConfigError, WeightsError
 from jaxspec.train.batches import split, training_batch
 from jaxspec.train.data.prompts import read_prompts
 from jaxspec.train.data.shards import KINDS, read_corpus, read_shard, write_shard
+from jaxspec.train.seen import Seen, row_dtype
 from jaxspec.train.vocabulary import commonest_tokens, coverage
 from tests.train.conftest import VOCAB, some_records
 
@@ -105,16 +106,25 @@ def test_an_epoch_has_every_record_once_in_an_order_of_its_own(corpus_folder):
     parts = split(corpus, 4, None, 16)
     assert len(parts.held_out) == 4
     assert sorted([*parts.train, *parts.held_out]) == list(range(24))
-    seen = []
+    rows = np.zeros(corpus.num_tokens, row_dtype(2, 1, np.float32))
+    rows["best"] = np.arange(corpus.num_tokens)  # where the token is
+    middle = int(corpus.starts[12])
+    seen = Seen([rows[:middle], rows[middle:]], np.array([0, middle]))
+    met = []
     for step in range(10):  # 40 conversations: two epochs of 20
-        batch = training_batch(corpus, parts.train, step, 5, (2, 2, 16))
-        for ids, length in zip(batch.token_ids_BT.reshape(4, 16), batch.len_B.reshape(4), strict=True):
-            seen.append(tuple(ids[:length]))
+        batch = training_batch(corpus, seen, parts.train, step, 5, (2, 2, 16))
+        each = (batch.token_ids_BT.reshape(4, 16), batch.best_BT.reshape(4, 16), batch.len_B.reshape(4))
+        for ids, places, length in zip(*each, strict=True):
+            met.append(tuple(ids[:length]))
             assert not ids[length:].any()
+            assert corpus.token_ids_N[places[:length]].tolist() == ids[:length].tolist()
     wanted = sorted(tuple(corpus[int(i)].token_ids) for i in parts.train)
-    assert sorted(seen[:20]) == wanted
-    assert sorted(seen[20:]) == wanted
-    assert seen[:20] != seen[20:]
+    assert sorted(met[:20]) == wanted
+    assert sorted(met[20:]) == wanted
+    assert met[:20] != met[20:]
+    taught = training_batch(corpus, seen, parts.train, 0, 5, (2, 2, 16), True)
+    assert batch.num_prompt_B.min() > 0
+    assert not taught.num_prompt_B.any()
 
 
 def test_too_few_conversations_are_refused(corpus_folder):

@@ -12,6 +12,7 @@ from jaxspec.train.batches import split, training_batch
 from jaxspec.train.config import TrainConfig
 from jaxspec.train.data.shards import read_corpus
 from jaxspec.train.run import make_trainer
+from jaxspec.train.seen import see_corpus
 from jaxspec.train.step import TrainState, make_optimizer, make_step
 from jaxspec.train.target import open_target
 from tests.oracle.heads import NumpyEagle, NumpyMlpSpeculator, silu
@@ -208,14 +209,16 @@ def test_one_step_is_the_formula(method, recipe, target_folder, tmp_path):
     corpus = read_corpus(Path(config.data), VOCAB)
     records = split(corpus, 4, None, 16).train
     trainer = make_trainer(config, target, weights, corpus, records)
+    seen = see_corpus(tmp_path / "seen", target, weights, corpus, trainer.aux_streams, dtype=np.float32)
+    batch = training_batch(corpus, seen, records, 0, 0, (2, ROWS, 9))
+    micro = [jax.tree.map(lambda x, a=a: x[a], batch) for a in range(2)]
     rng = np.random.default_rng(0)
     # Away from where training begins: there some gradients are exactly zero.
-    params = jax.tree.map(lambda x: np.asarray(x + 0.2 * rng.standard_normal(x.shape), np.float32), trainer.init())
-    batch = training_batch(corpus, records, 0, 0, (2, ROWS, 9))
+    params = trainer.init(micro[0])
+    params = jax.tree.map(lambda x: np.asarray(x + 0.2 * rng.standard_normal(x.shape), np.float32), params)
 
     trainer.export(params, tmp_path / "before")
     oracle = ORACLES[method](tmp_path / "before", Target(target_folder), head)
-    micro = [jax.tree.map(lambda x, a=a: x[a], batch) for a in range(2)]
 
     def loss_of():
         return np.mean([oracle_loss(oracle, one)[0] for one in micro])

@@ -30,18 +30,21 @@ class Metrics:
 class Trainer(NamedTuple):
     """One drafter in training.
 
-    init() -> params. loss(params, frozen, batch) -> (f32[], Metrics): what the gradient is taken of.
+    init(sample) -> params, before the first step; sample is a batch of the corpus, for what is fitted to it.
+    loss(params, frozen, batch) -> (f32[], Metrics): what the gradient is taken of. aux_streams: what of the target's
+    the batch holds.
     export(params, folder): the finished drafter's files. num_ahead: guesses a chain, the length of Metrics' arrays.
     method, num_drafts: what `speculative_config` says to run it.
     """
 
-    init: Callable[[], Params]
+    init: Callable[[Batch], Params]
     loss: Callable[[Params, Frozen, Batch], tuple[jax.Array, Metrics]]
     export: Callable[[Params, Path], None]
     frozen: Frozen
     num_ahead: int
     method: str
     num_drafts: int
+    aux_streams: tuple[int, ...] = ()
 
 
 def shifted(x_BTX: jax.Array, by: int) -> jax.Array:
@@ -54,6 +57,19 @@ def is_answer(batch: Batch, ahead: int) -> jax.Array:
     """bool[B, T]: the token at t + ahead belongs to the answer."""
     place_BT = jnp.arange(batch.token_ids_BT.shape[1], dtype=jnp.int32)[None] + ahead
     return (place_BT >= batch.num_prompt_B[:, None]) & (place_BT < batch.len_B[:, None])
+
+
+def target_ids_of(ids_V: jax.Array | None, logits_BTV: jax.Array) -> jax.Array:
+    """i32[B, T]: the likeliest token of logits over the tokens ids_V; None: over all."""
+    best_BT = jnp.argmax(logits_BTV, axis=-1).astype(jnp.int32)
+    return best_BT if ids_V is None else ids_V[best_BT]
+
+
+def is_among(ids_V: jax.Array | None, token_BT: jax.Array) -> jax.Array:
+    """bool[B, T]: the token is one of ids_V, which ascend; None: of all."""
+    if ids_V is None:
+        return jnp.ones_like(token_BT, bool)
+    return ids_V[jnp.minimum(jnp.searchsorted(ids_V, token_BT), len(ids_V) - 1)] == token_BT
 
 
 def soft_cross_entropy(logits_BTV: jax.Array, teacher_BTV: jax.Array) -> jax.Array:

@@ -23,7 +23,16 @@ from jaxspec.train.batches import Batch
 from jaxspec.train.config import DflashHead
 from jaxspec.train.export import pieces, write_drafter
 from jaxspec.train.target import FrozenTarget
-from jaxspec.train.trainers.base import Guess, Trainer, as_specs_say, random_params, soft_cross_entropy, total
+from jaxspec.train.trainers.base import (
+    Guess,
+    Trainer,
+    as_specs_say,
+    is_among,
+    random_params,
+    soft_cross_entropy,
+    target_ids_of,
+    total,
+)
 from jaxspec.train.trainers.layers import fused_rows, layer_values
 from jaxspec.types import BlockPool
 
@@ -66,12 +75,13 @@ def dflash(
     specs = head_of.specs(config, jnp.dtype(dtype))
     specs.pop("id_map", None)
     ids_V = None if target_ids is None else jnp.asarray(target_ids)
-    frozen = {"target": target_weights, "target_ids_V": ids_V}
+    teacher = target.with_tokens(target_weights, target_ids)
+    frozen = {"target": target_weights, "teacher": teacher, "target_ids_V": ids_V}
 
     def loss(params, frozen, batch: Batch):
         weights = as_specs_say(params, specs) | {"embed": frozen["target"]["embed"]}
         B, T = batch.token_ids_BT.shape
-        hidden_BTD, streams_BTX = target.see(frozen["target"], batch.token_ids_BT, config.aux_streams)
+        hidden_BTD, streams_BTX = (x.astype(jnp.float32) for x in (batch.hidden_BTD, batch.streams_BTX))
         pool: Any = BlockPool(context_LBTGH=_context(weights, config, streams_BTX), num_layers=model.num_layers)
 
         A = -(-T // head.anchor_stride)
@@ -90,12 +100,13 @@ def dflash(
             place_BA = place_BAK[:, :, k]
             before_BA = jnp.clip(place_BA - 1, 0, T - 1)
             said_BAD = jnp.take_along_axis(hidden_BTD, before_BA[..., None], axis=1)
+            best_BA = jnp.take_along_axis(batch.best_BT, before_BA, axis=1)
             compare = jax.checkpoint(functools.partial(_compare, target, config.logit_scale))
-            loss_BA, right_BA, is_known_BA = compare(
-                weights.get("head"), ids_V, frozen["target"], hidden_RTD[:, k].reshape(B, A, -1), said_BAD
+            loss_BA, drafted_BA = compare(
+                weights.get("head"), ids_V, frozen["teacher"], hidden_RTD[:, k].reshape(B, A, -1), said_BAD
             )
             asked_BA = (place_BA >= batch.num_prompt_B[:, None]) & (place_BA < batch.len_B[:, None])
-            guesses.append(Guess(loss_BA, right_BA, asked_BA, asked_BA & is_known_BA))
+            guesses.append(Guess(loss_BA, drafted_BA == best_BA, asked_BA, asked_BA & is_among(ids_V, best_BA)))
         return total(guesses, head.place_decay)
 
     def export(params, folder: Path) -> None:
@@ -104,7 +115,8 @@ def dflash(
             tensors["d2t"] = target_ids.astype(np.int64) - np.arange(len(target_ids))
         write_drafter(folder, hf_config(head, target.config), tensors, dtype)
 
-    def init():
+    def init(sample: Batch):
+        del sample
         params = random_params(specs, seed)
         copied = {"final_norm": jnp.array(target_weights["final_norm"], jnp.float32)}
         if target_ids is not None:
@@ -112,7 +124,7 @@ def dflash(
             copied["head"] = jnp.array(full_VD[target_ids], jnp.float32)
         return params | copied
 
-    return Trainer(init, loss, export, frozen, K, "dflash", K)
+    return Trainer(init, loss, export, frozen, K, "dflash", K, config.aux_streams)
 
 
 def _context(weights, config: DflashConfig, streams_BTX: jax.Array) -> jax.Array:
@@ -130,14 +142,10 @@ def _context(weights, config: DflashConfig, streams_BTX: jax.Array) -> jax.Array
 
 
 def _compare(target: FrozenTarget, scale: float, head_VD, ids_V, frozen, own_BAD, said_BAD):
-    """(loss, whether the draft is the target's likeliest token, whether the draft knows that), each [B, A]."""
+    """(loss_BA, drafted_BA, the token) over the draft's vocabulary; a head of None is the target's."""
     teacher_BAV = jax.lax.stop_gradient(target.logits(frozen, said_BAD))
-    best_BA = jnp.argmax(teacher_BAV, axis=-1)
-    if ids_V is None:
+    if head_VD is None:
         logits_BAV = target.logits(frozen, own_BAD) * scale
-        drafted_BA, is_known_BA = jnp.argmax(logits_BAV, axis=-1), jnp.ones_like(best_BA, bool)
     else:
-        logits_BAV, teacher_BAV = head_logits(head_VD, own_BAD, scale), teacher_BAV[..., ids_V]
-        drafted_BA = ids_V[jnp.argmax(logits_BAV, axis=-1)]
-        is_known_BA = ids_V[jnp.minimum(jnp.searchsorted(ids_V, best_BA), len(ids_V) - 1)] == best_BA
-    return soft_cross_entropy(logits_BAV, teacher_BAV), drafted_BA == best_BA, is_known_BA
+        logits_BAV = head_logits(head_VD, own_BAD, scale)
+    return soft_cross_entropy(logits_BAV, teacher_BAV), target_ids_of(ids_V, logits_BAV)

@@ -46,7 +46,7 @@ def draft_model(head: DraftModelHead, target: FrozenTarget, target_weights: Any,
 
     def loss(params, frozen, batch: Batch):
         weights = as_specs_say(params, specs)
-        hidden_BTD, _ = target.see(frozen["target"], batch.token_ids_BT)
+        hidden_BTD = batch.hidden_BTD.astype(jnp.float32)
         own_BTD, _ = llama.FAMILY.forward(
             weights, config, whole_rows(batch.token_ids_BT), new_chains(config.num_layers)
         )
@@ -54,7 +54,8 @@ def draft_model(head: DraftModelHead, target: FrozenTarget, target_weights: Any,
         loss_BT, is_right_BT = compare(weights, frozen["target"], own_BTD, hidden_BTD)
         return total([Guess(loss_BT, is_right_BT, is_answer(batch, 1))], 1.0)
 
-    def init():
+    def init(sample: Batch):
+        del sample
         picked_weights = target_weights | {"layers": [target_weights["layers"][i] for i in picked]}
         fresh = random_weights(specs, seed)
         return jax.tree.map(lambda own, like: jnp.array(like if like is not None else own, jnp.float32),

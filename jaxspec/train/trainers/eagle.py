@@ -63,7 +63,7 @@ def eagle(head: EagleHead, target: FrozenTarget, target_weights: Any, *, dtype: 
 
     def loss(params, frozen, batch: Batch):
         weights = as_specs_say(params, specs) | {"embed": frozen["target"]["embed"]}
-        hidden_BTD, _ = target.see(frozen["target"], batch.token_ids_BT)
+        hidden_BTD = batch.hidden_BTD.astype(jnp.float32)
         B, T = batch.token_ids_BT.shape
         pool: Any = new_chains(model.num_layers, (B, T, *model.cache_heads))
         state_BTD, guesses = hidden_BTD, []
@@ -78,7 +78,11 @@ def eagle(head: EagleHead, target: FrozenTarget, target_weights: Any, *, dtype: 
 
     table = eagle_head.name_table(config, ())
     export = exporter(hf_config(head, target.config), specs, table, dtype, rows=fused_rows(model))
-    init = functools.partial(random_params, specs, seed)
+
+    def init(sample: Batch):
+        del sample
+        return random_params(specs, seed)
+
     return Trainer(init, loss, export, {"target": target_weights}, head.num_steps, "eagle", head.num_steps)
 
 

@@ -20,21 +20,26 @@ from jaxspec.errors import ConfigError
 from jaxspec.models.chains import new_chains, next_pass
 from jaxspec.models.heads import eagle
 from jaxspec.models.heads.base import head_logits
+from jaxspec.models.heads.load import load_head, open_head
 from jaxspec.train.batches import Batch
 from jaxspec.train.config import Eagle3Head
 from jaxspec.train.export import pieces, write_drafter
+from jaxspec.train.fit import fitted
 from jaxspec.train.target import FrozenTarget, whole_rows
 from jaxspec.train.trainers.base import (
     Guess,
     Trainer,
     as_specs_say,
+    is_among,
     is_answer,
     random_params,
     shifted,
     soft_cross_entropy,
+    target_ids_of,
     total,
 )
 from jaxspec.train.trainers.layers import fused_rows, layer_values
+from jaxspec.weights.checkpoint import open_checkpoint
 
 
 def hf_config(head: Eagle3Head, target: ModelConfig) -> dict[str, Any]:
@@ -50,13 +55,18 @@ def hf_config(head: Eagle3Head, target: ModelConfig) -> dict[str, Any]:
             "use layout 'speculators' or other streams"
         )
     layers = {"model_type": "llama"} | layer_values(
-        target, num_layers=1, intermediate_size=head.intermediate_size, rope_theta=head.rope_theta
+        target,
+        num_layers=1,
+        intermediate_size=head.intermediate_size,
+        rope_theta=head.rope_theta,
+        num_kv_heads=head.num_kv_heads,
     )
     own = {
         "draft_vocab_size": min(head.draft_vocab_size or target.vocab_size, target.vocab_size),
         "target_hidden_size": target.hidden_size,
         "eagle_aux_hidden_state_layer_ids": list(streams),
         "norm_before_residual": False,
+        "fc_norm": head.fc_norm,
     }
     if head.layout == "speculators":
         return own | {
@@ -92,23 +102,18 @@ def eagle3(
     config = read_back(head, target.config)
     specs = eagle.specs(config, jnp.dtype(dtype))
     specs.pop("id_map", None)
+    teacher = target.with_tokens(target_weights, target_ids)
     ids_V = None if target_ids is None else jnp.asarray(target_ids)
-    frozen = {"target": target_weights, "target_ids_V": ids_V}
+    frozen = {"target": target_weights, "teacher": teacher, "target_ids_V": ids_V}
     model = config.model
 
     def loss(params, frozen, batch: Batch):
         weights = as_specs_say(params, specs) | {"embed": frozen["target"]["embed"]}
-        hidden_BTD, streams_BTX = target.see(frozen["target"], batch.token_ids_BT, config.aux_streams)
-        teacher_BTV = target.logits(frozen["target"], hidden_BTD)
-        best_BT = jnp.argmax(teacher_BTV, axis=-1)
+        if not head.train_head:
+            weights["head"] = jax.lax.stop_gradient(weights["head"])
+        hidden_BTD, streams_BTX = (x.astype(jnp.float32) for x in (batch.hidden_BTD, batch.streams_BTX))
+        teacher_BTV = jax.lax.stop_gradient(target.logits(frozen["teacher"], hidden_BTD))
         ids_V = frozen["target_ids_V"]
-        if ids_V is not None:
-            teacher_BTV = teacher_BTV[..., ids_V]
-            in_draft = jnp.minimum(jnp.searchsorted(ids_V, best_BT), len(ids_V) - 1)
-            is_known_BT = ids_V[in_draft] == best_BT
-        else:
-            is_known_BT = jnp.ones_like(best_BT, bool)
-
         B, T = batch.token_ids_BT.shape
         pool: Any = new_chains(model.num_layers, (B, T, *model.cache_heads))
         features_BTD = eagle.features(weights, config, streams_BTX)
@@ -117,12 +122,12 @@ def eagle3(
             tokens = whole_rows(shifted(batch.token_ids_BT, 1 + k), offset=k)
             hidden_BTD, features_BTD, pool = eagle.forward(weights, config, tokens, features_BTD, pool)
             pool = next_pass(pool)
-            compare = jax.checkpoint(functools.partial(_compare, config.logit_scale))
-            loss_BT, drafted_BT = compare(weights["head"], hidden_BTD, shifted(teacher_BTV, 1 + k))
-            drafted_BT = drafted_BT if ids_V is None else ids_V[drafted_BT]
-            asked_BT = is_answer(batch, 2 + k)
-            taught_BT = asked_BT & shifted(is_known_BT, 1 + k)
-            guesses.append(Guess(loss_BT, drafted_BT == shifted(best_BT, 1 + k), asked_BT, taught_BT))
+            compare = functools.partial(_compare, config.logit_scale)
+            if ids_V is None:  # too many logits to keep for the gradient: they are made again
+                compare = jax.checkpoint(compare)
+            loss_BT, drafted_BT = compare(weights["head"], ids_V, hidden_BTD, shifted(teacher_BTV, 1 + k))
+            best_BT, asked_BT = shifted(batch.best_BT, 1 + k), is_answer(batch, 2 + k)
+            guesses.append(Guess(loss_BT, drafted_BT == best_BT, asked_BT, asked_BT & is_among(ids_V, best_BT)))
         return total(guesses, head.step_decay)
 
     def export(params, folder: Path) -> None:
@@ -135,37 +140,28 @@ def eagle3(
             tensors["t2d"] = np.isin(np.arange(target.config.vocab_size), target_ids)
         write_drafter(folder, hf_config(head, target.config), tensors, dtype)
 
-    def init():
+    def init(sample: Batch):
+        if head.start not in ("fit", "random"):
+            return _read(Path(head.start), config, specs, target, target_weights)
         params = random_params(specs, seed)
-        return params if head.start == "random" else _like_target(params, target, target_weights, target_ids, config)
+        return params if head.start == "random" else fitted(params, config, target_weights, teacher, sample)
 
-    return Trainer(init, loss, export, frozen, head.num_steps, "eagle3", head.num_steps)
+    return Trainer(init, loss, export, frozen, head.num_steps, "eagle3", head.num_steps, config.aux_streams)
 
 
-def _compare(scale: float, head_VD, hidden_BTD, teacher_BTV) -> tuple[jax.Array, jax.Array]:
-    """(loss_BT, drafted_BT); its logits are made again for the gradient, not kept."""
+def _compare(scale: float, head_VD, ids_V, hidden_BTD, teacher_BTV) -> tuple[jax.Array, jax.Array]:
+    """(loss_BT, drafted_BT, the token)."""
     logits_BTV = head_logits(head_VD, hidden_BTD, scale)
-    return soft_cross_entropy(logits_BTV, teacher_BTV), jnp.argmax(logits_BTV, axis=-1)
+    return soft_cross_entropy(logits_BTV, teacher_BTV), target_ids_of(ids_V, logits_BTV)
 
 
-def _like_target(params, target: FrozenTarget, weights: Any, target_ids: np.ndarray | None, config: EagleConfig):
-    """The target's vocabulary head, final norm and last layer where they fit; fc begins with its last stream."""
-    D = target.config.hidden_size
+def _read(folder: Path, config: EagleConfig, specs: Any, target: FrozenTarget, target_weights: Any):
+    """The parameters of another drafter's files.
 
-    def f32(array) -> jax.Array:
-        return jnp.array(array, jnp.float32)  # a copy: what is trained is donated
-
-    full_VD = weights["embed"] if target.config.tie_word_embeddings else weights["head"]
-    params = params | {
-        "head": f32(full_VD if target_ids is None else full_VD[target_ids]),
-        "final_norm": f32(weights["final_norm"]),
-        "fc": params["fc"].at[:, -D:].add(jnp.eye(D)),
-    }
-    last, layer = weights["layers"][-1], dict(params["layers"][0])
-    for name in ("o", "gate_up", "down", "mlp_norm"):
-        if name in last and getattr(last[name], "shape", None) == layer[name].shape:
-            layer[name] = f32(last[name])
-    if "qkv" in last and last["qkv"].shape[0] == layer["qkv"].shape[0]:
-        layer["qkv"] = layer["qkv"].at[:, D:].set(f32(last["qkv"]))
-        layer["features_norm"] = f32(last["attention_norm"])
-    return params | {"layers": [layer]}
+    Raises: ConfigError where it is another kind of head, WeightsError where its files are unsound.
+    """
+    with open_checkpoint(target.path) as checkpoint, open_head("eagle3", folder, checkpoint) as opened:
+        if differing := [key for key, value in config if value != getattr(opened.config, key)]:
+            raise ConfigError(f"{folder} differs from this head in {', '.join(differing)}; give it the same keys")
+        found = load_head(opened, target.config, target_weights, jnp.float32)
+    return jax.tree.map(jnp.array, {key: found[key] for key in specs})

@@ -6,15 +6,20 @@ from jaxspec.config.model import ModelConfig
 
 
 def layer_values(
-    target: ModelConfig, *, num_layers: int, intermediate_size: int | None, rope_theta: float
+    target: ModelConfig,
+    *,
+    num_layers: int,
+    intermediate_size: int | None,
+    rope_theta: float,
+    num_kv_heads: int | None = None,
 ) -> dict[str, Any]:
-    """The fields of config.json; an intermediate_size of None is the target's."""
+    """The fields of config.json; an intermediate_size or num_kv_heads of None is the target's."""
     return {
         "hidden_size": target.hidden_size,
         "intermediate_size": intermediate_size or target.intermediate_size,
         "num_hidden_layers": num_layers,
         "num_attention_heads": target.num_heads,
-        "num_key_value_heads": target.num_kv_heads,
+        "num_key_value_heads": num_kv_heads or target.num_kv_heads,
         "head_dim": target.head_dim,
         "hidden_act": "silu",
         "max_position_embeddings": target.max_position_embeddings,

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxspec.config.heads import MedusaConfig
 from jaxspec.models.heads import medusa as medusa_head
@@ -20,16 +21,20 @@ from jaxspec.train.trainers.base import (
     Guess,
     Trainer,
     as_specs_say,
+    is_among,
     is_answer,
     is_spec,
     shifted,
-    taught,
+    soft_cross_entropy,
+    target_ids_of,
     total,
 )
 
 
-def medusa(head: MedusaHead, target: FrozenTarget, target_weights: Any, *, dtype: str) -> Trainer:
-    """A trainer of Medusa heads."""
+def medusa(
+    head: MedusaHead, target: FrozenTarget, target_weights: Any, target_ids: np.ndarray | None, *, dtype: str
+) -> Trainer:
+    """A trainer of Medusa heads; loss is taken over the tokens target_ids, None: over all."""
     config = MedusaConfig(
         num_heads=head.num_heads,
         num_blocks=head.num_blocks,
@@ -42,18 +47,22 @@ def medusa(head: MedusaHead, target: FrozenTarget, target_weights: Any, *, dtype
 
     def loss(params, frozen, batch: Batch):
         weights = as_specs_say(params, specs)
-        hidden_BTD, _ = target.see(frozen["target"], batch.token_ids_BT)
+        hidden_BTD = batch.hidden_BTD.astype(jnp.float32)
+        teacher_BTV = jax.lax.stop_gradient(target.logits(frozen["teacher"], hidden_BTD))
+        ids_V = frozen["target_ids_V"]
         B, T, D = hidden_BTD.shape
         hidden_NKD = medusa_head.blocks(weights, config, hidden_BTD.reshape(B * T, D), head.num_heads)
         guesses = []
         for k in range(head.num_heads):
             own_BTD = hidden_NKD[:, k].reshape(B, T, D)
             compare = jax.checkpoint(functools.partial(_compare, target))
-            loss_BT, is_right_BT = compare(frozen["target"], own_BTD, shifted(hidden_BTD, 1 + k))
-            guesses.append(Guess(loss_BT, is_right_BT, is_answer(batch, 2 + k)))
+            loss_BT, drafted_BT = compare(frozen["teacher"], ids_V, own_BTD, shifted(teacher_BTV, 1 + k))
+            best_BT, asked_BT = shifted(batch.best_BT, 1 + k), is_answer(batch, 2 + k)
+            guesses.append(Guess(loss_BT, drafted_BT == best_BT, asked_BT, asked_BT & is_among(ids_V, best_BT)))
         return total(guesses, head.head_decay)
 
-    def init():
+    def init(sample: Batch):
+        del sample
         return jax.tree.map(lambda spec: jnp.zeros(spec.shape, jnp.float32), specs, is_leaf=is_spec)
 
     values = {
@@ -65,9 +74,13 @@ def medusa(head: MedusaHead, target: FrozenTarget, target_weights: Any, *, dtype
         "vocab_size": config.draft_vocab_size,
     }
     export = exporter(values, specs, medusa_head.name_table(config, ()), dtype)
-    return Trainer(init, loss, export, {"target": target_weights}, head.num_heads, "medusa", head.num_heads)
+    teacher = target.with_tokens(target_weights, target_ids)
+    ids_V = None if target_ids is None else jnp.asarray(target_ids)
+    frozen = {"target": target_weights, "teacher": teacher, "target_ids_V": ids_V}
+    return Trainer(init, loss, export, frozen, head.num_heads, "medusa", head.num_heads)
 
 
-def _compare(target: FrozenTarget, frozen, own_BTD, hidden_BTD) -> tuple[jax.Array, jax.Array]:
-    """(loss_BT, is_right_BT); neither side's logits are kept for the gradient."""
-    return taught(target.logits(frozen, own_BTD), target.logits(frozen, hidden_BTD))
+def _compare(target: FrozenTarget, frozen, ids_V, own_BTD, teacher_BTV) -> tuple[jax.Array, jax.Array]:
+    """(loss_BT, drafted_BT, the token); no logits of the heads' are kept for the gradient."""
+    logits_BTV = target.logits(frozen, own_BTD)
+    return soft_cross_entropy(logits_BTV, teacher_BTV), target_ids_of(ids_V, logits_BTV)

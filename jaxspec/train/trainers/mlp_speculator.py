@@ -50,7 +50,7 @@ def mlp_speculator(
 
     def loss(params, frozen, batch: Batch):
         weights = as_specs_say(params, specs)
-        hidden_BTD, _ = target.see(frozen["target"], batch.token_ids_BT)
+        hidden_BTD = batch.hidden_BTD.astype(jnp.float32)
         B, T, D = hidden_BTD.shape
         state_NX, guesses = speculator.start(config, hidden_BTD.reshape(B * T, D)), []
         for k in range(config.num_steps):
@@ -72,7 +72,12 @@ def mlp_speculator(
         "scale_input": config.scale_input,
     }
     export = exporter(values, specs, speculator.name_table(config, ()), dtype)
-    init, frozen = functools.partial(random_params, specs, seed), {"target": target_weights}
+
+    def init(sample: Batch):
+        del sample
+        return random_params(specs, seed)
+
+    frozen = {"target": target_weights}
     return Trainer(init, loss, export, frozen, head.num_steps, "mlp_speculator", head.num_steps)
 
 
