@@ -132,9 +132,9 @@ def _steps(
                 bar.set_postfix(loss=line["loss"], kept=line["kept"][0])
                 started, tokens = time.perf_counter(), 0
             if (index + 1) % config.eval_every == 0 or index + 1 == last:
-                seen = held_out(state)
-                log.write({"step": index + 1, "held_out": seen})
-                logger.info("step %d: held out: %s", index + 1, seen)
+                found = held_out(state)
+                log.write({"step": index + 1, "held_out": found})
+                logger.info("step %d: held out: %s", index + 1, found)
                 started, tokens = time.perf_counter(), 0
             if (index + 1) % config.save_every == 0 or index + 1 == last:
                 checkpoints.save(state)

@@ -38,7 +38,7 @@ def whole(target_folder, corpus_folder, tmp_path_factory):
         "model": str(target_folder), "data": str(corpus_folder),
         "output": str(tmp_path_factory.mktemp("whole") / "run"),
         "num_steps": 4, "batch_size": 4, "max_length": 16, "warmup_steps": 1, "learning_rate": 0.01, "held_out": 4,
-        "eval_every": 4, "save_every": 2, "engine_eval_prompts": 0,
+        "eval_every": 2, "save_every": 2, "engine_eval_prompts": 0,
     }  # fmt: skip
     return recipe, run(recipe)
 
@@ -56,8 +56,7 @@ def test_a_run_that_was_interrupted_is_the_run_that_was_not(whole, tmp_path):
         assert tensor.tobytes() == found[name].tobytes(), name
     lines = [[{k: v for k, v in line.items() if k != "tokens_per_s"} for line in read_log(Path(r["output"]))]
              for r in (recipe, other)]  # fmt: skip
-    # The interrupted run was evaluated once more, where it stopped.
-    assert [line for line in lines[1] if line["step"] != 2 or "loss" in line] == lines[0]
+    assert lines[1] == lines[0]
 
 
 @pytest.mark.heavy
