@@ -8,7 +8,7 @@ from jaxspec.config.shipped import SHIPPED
 from jaxspec.tools import doctor, verify
 
 TARGET = "smollm2-135m-instruct"
-SMALL = ("--num-prompts", "2", "--max-tokens", "24", "--max-model-len", "256", "--max-num-seqs", "1",
+SMALL = ("--num-prompts", "2", "--max-tokens", "24", "--max-model-len", "256", "--max-num-seqs", "2",
          "--dtype", "float32", "--json")  # fmt: skip
 
 
