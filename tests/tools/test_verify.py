@@ -95,7 +95,8 @@ class Rounds:
 
     def __init__(self, parts, rule, is_judged):
         programs = self._programs = parts.programs
-        self.shapes, self.admit, self.prefill = programs.shapes, programs.admit, self._prefill
+        self.shapes, self.spread = programs.shapes, programs.spread
+        self.admit, self.prefill = programs.admit, self._prefill
         batch = pack.pack_batch([], [], ROWS, self.shapes.guard_row, self.shapes.pages_per_row)
         target = parts.target._replace(rule=rule or parts.target.rule)
         weights = parts.weights | ({"judge": jnp.int32(0)} if is_judged else {})
