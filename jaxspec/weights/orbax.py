@@ -52,7 +52,7 @@ class OrbaxReader:
         check_readable(self.path, self._is_open, name, self.tensors)
         info, folder = self.tensors[name], self._folders[name]
         try:
-            array = self._whole(folder, name) if index is None else self._part(folder, name, info.shape, index)
+            array = self._read(folder, name, info.shape, index)
         except Exception as error:  # Orbax and TensorStore raise whatever their layers do
             raise corrupt(folder, f"tensor {name!r} cannot be read ({_first_line(error)})") from error
         shape = info.shape if index is None else shape_at(info.shape, index)
@@ -60,18 +60,8 @@ class OrbaxReader:
             raise corrupt(folder, f"tensor {name!r} is {array.shape} {array.dtype}, its metadata says {info}")
         return array if dtype is None else array.astype(dtype, copy=False)
 
-    def _whole(self, folder: Path, name: str) -> np.ndarray:
-        import orbax.checkpoint as ocp
-
-        wanted = ocp.args.PyTreeRestore(
-            item={name: 0.0},
-            restore_args={name: ocp.RestoreArgs(restore_type=np.ndarray)},
-            partial_restore=True,
-        )
-        return np.asarray(self._checkpointer.restore(folder.absolute(), args=wanted)[name])
-
-    def _part(self, folder: Path, name: str, shape: tuple[int, ...], index: Index) -> np.ndarray:
-        """Orbax restores whole tensors; the arrays under it are TensorStore's, which has slices."""
+    def _read(self, folder: Path, name: str, shape: tuple[int, ...], index: Index | None) -> np.ndarray:
+        """Orbax restores whole trees, with more in memory than a tensor; the arrays under it are TensorStore's."""
         import tensorstore
 
         uses_zarr3 = json.loads((folder / "_METADATA").read_text(encoding="utf-8")).get("use_zarr3", False)
@@ -80,6 +70,8 @@ class OrbaxReader:
             "kvstore": {"driver": "ocdbt", "base": {"driver": "file", "path": f"{folder.absolute()}/"}, "path": name},
         }
         stored = tensorstore.open(spec, read=True, open=True).result()
+        if index is None:
+            return np.asarray(stored.read().result())
         if stored.chunk_layout.read_chunk.shape == shape and folder not in self._one_chunk:
             self._one_chunk.add(folder)
             logger.warning(
