@@ -59,6 +59,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--num-prompts", type=int, default=12)
     args = parser.parse_args()
+    if unknown := [one for one in args.peer if one.partition("=")[0] not in PEERS[1:] or "=" not in one]:
+        parser.error(f"--peer {unknown[0]!r} must be NAME=PYTHON, with a name of {PEERS[1:]}")
     pythons = {"jaxspec": sys.executable} | dict(one.split("=", 1) for one in args.peer)
 
     quantised = Path(resolve_model(MODEL))
@@ -94,7 +96,7 @@ def main() -> None:
                 kind: round(
                     statistics.median(
                         args.tokens
-                        * len(kinds[kind])
+                        * sum(k == kind for k, _ in prompts)
                         / sum(t for t, (k, _) in zip(took, prompts, strict=True) if k == kind)
                         for took in pairs
                     ),

@@ -18,6 +18,7 @@ class PageNames:
         self._block_size, self._lookahead = block_size, lookahead
         self._chain = [_digest(b"" if salt is None else b"salt" + salt.encode())]
         self._names: list[bytes] = []
+        self._parts: dict[int, bytes] = {}  # names by their ends
 
     def num_entries(self, num_tokens: int) -> int:
         """How many entries can be named when so many tokens are known."""
@@ -38,7 +39,9 @@ class PageNames:
     def of_part(self, end: int, token_ids: Sequence[int]) -> bytes:
         """The name of the page that holds token `end - 1`, as far as that; `first` has named the pages before it, and
         `num_entries` is `end` or more."""
-        return self._link((end - 1) // self._block_size, end, token_ids)[1]
+        if end not in self._parts:
+            self._parts[end] = self._link((end - 1) // self._block_size, end, token_ids)[1]
+        return self._parts[end]
 
     def _link(self, index: int, end: int, token_ids: Sequence[int]) -> tuple[bytes, bytes]:
         """The chain, and the name, of page `index` up to token `end`."""

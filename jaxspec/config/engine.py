@@ -67,7 +67,7 @@ class EngineConfig(StrictConfig):
         description="prompt tokens that a group prefills in a step, all together; 256 on CPU, 2048 elsewhere",
     )
     enable_prefix_caching: bool = Field(
-        True, description="keep full pages of prompts and answers for requests that begin with the same tokens"
+        True, description="keep pages of prompts and answers for requests that begin with the same tokens"
     )
     scheduling_policy: Literal["fcfs", "priority"] = Field(
         "fcfs", description="who runs first: the first to come, or the lowest priority of a request, and then so"
@@ -75,7 +75,7 @@ class EngineConfig(StrictConfig):
     max_queued_requests: int | None = Field(
         None,
         ge=0,
-        description="answers a group that may wait while no row is free; more are refused with HTTP 429; any number",
+        description="answers that may wait for a group while it has no free row; more get HTTP 429; any number",
     )
     block_size: int | None = Field(
         None, ge=1, le=1024, description="slots in a page of the cache, in tokens; 64 on CPU, 16 elsewhere"
@@ -91,7 +91,9 @@ class EngineConfig(StrictConfig):
         1, ge=1, description="devices that the model's heads, widths and vocabulary are split over"
     )
     data_parallel_size: int = Field(
-        1, ge=1, description="groups of so many devices, each with the whole model, and rows and pages of its own"
+        1,
+        ge=1,
+        description="groups of tensor_parallel_size devices, each with the whole model and its own rows and pages",
     )
     enable_expert_parallel: bool = Field(
         False, description="those devices hold whole experts, some each, in place of a part of every one"

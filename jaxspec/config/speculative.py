@@ -182,8 +182,8 @@ class SpeculativeConfig(StrictConfig):
         check_built(self.method)
         if METHODS[self.method].needs in ("model", "head") and self.model is None:
             raise ConfigError(
-                f"method {self.method!r} needs 'model', the draft's alias, hub name, folder or .gguf file: with the "
-                f"package comes {told_shipped()}"
+                f"method {self.method!r} needs 'model', the draft's alias, hub name, folder or .gguf file; with the "
+                f"package comes {told_shipped()}, which an engine finds where speculative_config is a dict or JSON"
             )
         return self
 

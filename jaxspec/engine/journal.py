@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxspec.config.engine import EngineConfig
+from jaxspec.config.shipped import FOLDER as SHIPPED_FOLDER
 from jaxspec.engine.build import EngineParts
 from jaxspec.engine.request import Request
 from jaxspec.errors import ConfigError, RequestError
@@ -117,6 +118,9 @@ def open_journal(config: EngineConfig, parts: EngineParts, *, has_own_code: bool
             file.write(json.dumps(event) + "\n")
 
     given = config.model_dump(mode="json", exclude_unset=True, exclude={"record", *_OF_A_JOB})
+    speculative = given.get("speculative_config") or {}
+    if Path(speculative.get("model") or "").parent == SHIPPED_FOLDER:  # whoever replays has it elsewhere
+        del speculative["model"]
     head = {
         "event": "engine",
         "format": FORMAT,

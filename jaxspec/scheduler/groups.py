@@ -67,7 +67,10 @@ class Groups:
 
     def plan_ahead(self, num_launched: int) -> int:
         """As a scheduler's; 0 where a group has to be looked at first."""
-        return min((group.plan_ahead(num_launched) for group in self.each if group.has_work), default=0)
+        busy = [group for group in self.each if group.has_work]
+        if not all(group.can_go_ahead(num_launched) for group in busy):
+            return 0
+        return min((group.plan_ahead(num_launched) for group in busy), default=0)
 
     def commit(self, sequence: SequenceState, token_ids: Sequence[int], *, is_taken_in: bool = True) -> None:
         """As a scheduler's."""

@@ -156,13 +156,17 @@ class Scheduler:
             budget -= chunks[-1].num_tokens
         return Plan(tuple(preempted), tuple(admitted), tuple(chunks), self.decoding, self._settle_rounds())
 
+    def can_go_ahead(self, num_launched: int) -> bool:
+        """Whether rounds may follow those that run before the host has looked: nobody waits, not all may be over."""
+        is_over = all(one.max_len - len(one.token_ids) <= num_launched for one in self._decoding)
+        return not (self._waiting or self._prefilling or is_over)
+
     def plan_ahead(self, num_launched: int) -> int:
         """Rounds to run behind `num_launched` that run already and are not committed yet, with the same sequences.
 
         0 where the host must look first: somebody waits, pages are short, or all may have ended by then.
         """
-        is_over = all(one.max_len - len(one.token_ids) <= num_launched for one in self._decoding)
-        if self._waiting or self._prefilling or is_over:
+        if not self.can_go_ahead(num_launched):
             return 0
         return self._grow_for_rounds(0, self.limits.max_rounds, num_launched)
 
@@ -285,6 +289,8 @@ class Scheduler:
         num_known = self._num_known(len(token_ids) - 1)
         pages = self.allocator.find(names.first(names.num_nameable(num_known), token_ids))
         start = len(pages) * size
+        if self.limits.is_exact:
+            return pages, start
         for end in range(min(start + size - 1, names.num_entries(num_known)), start, -1):
             page = self.allocator.find_idle(names.of_part(end, token_ids))
             if page is not None:

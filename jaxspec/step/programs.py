@@ -142,7 +142,7 @@ class Programs:
     ) -> TokenLogprobs:
         """Of the tokens that follow those of a group's chunk from its `first` on, from what `prefill` gave; in numpy,
         axes [1, len(token_ids)]."""
-        if not hidden_1TD.is_fully_addressable:
+        if self.spread.has_far_groups:
             hidden_1TD = self._run(f"gather[T={hidden_1TD.shape[-2]}]", hidden_1TD)
         hidden_TD, pieces = np.asarray(self.spread.part(hidden_1TD, group))[0, first:], []
         for start in range(0, len(token_ids), SCORED_TOKENS):

@@ -1,5 +1,6 @@
 """Host. What a training run is: `TrainConfig`, and what each method says of its drafter."""
 
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -34,6 +35,12 @@ class Eagle3Head(StrictConfig):
     )
     train_head: bool = Field(True, description="train the vocabulary head too")
     layout: Literal["eagle", "speculators"] = Field("eagle", description="whose files the export looks like")
+
+    @model_validator(mode="after")
+    def _starts_somewhere(self) -> "Eagle3Head":
+        if self.start not in ("fit", "random") and not Path(self.start).is_dir():
+            raise ConfigError(f"head: start must be fit, random or the folder of a drafter, got {self.start!r}")
+        return self
 
 
 class EagleHead(StrictConfig):
@@ -156,7 +163,12 @@ class TrainConfig(StrictConfig):
             raise ConfigError(
                 f"batch_size={self.batch_size} must be a multiple of data_parallel={self.data_parallel}; change either"
             )
-        self.head_config()
+        head = self.head_config()
+        if self.weight_decay and not getattr(head, "train_head", True):
+            raise ConfigError(
+                f"weight_decay={self.weight_decay} would shrink the head that train_head: false leaves alone; set it "
+                "to 0, or train the head"
+            )
         return self
 
     def head_config(self) -> Any:

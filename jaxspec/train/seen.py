@@ -61,7 +61,10 @@ def see_corpus(
         folder: of the cache, which runs over the same corpus and target may share.
         dtype: that states and streams are kept in.
     """
-    digest = hashlib.sha256(f"{target.path.resolve()} {aux_streams} {np.dtype(dtype)}".encode())
+    files = sorted(target.path.iterdir()) if target.path.is_dir() else [target.path]
+    files = [(str(one.resolve()), one.stat().st_size, one.stat().st_mtime_ns) for one in files]
+    dtypes = [str(leaf.dtype) for leaf in jax.tree.leaves(target_weights)]
+    digest = hashlib.sha256(f"{files} {dtypes} {aux_streams} {np.dtype(dtype)}".encode())
     digest.update(corpus.token_ids_N.tobytes())
     digest.update(corpus.starts.tobytes())
     folder = folder / digest.hexdigest()[:16]
@@ -72,7 +75,7 @@ def see_corpus(
     for first in tqdm(firsts, desc="the target reads", disable=not show_progress):
         path = folder / f"{first // _PART:05}.npy"
         if not path.exists():
-            partial_path = path.with_suffix(".partial")
+            partial_path = path.with_suffix(f".{os.getpid()}.partial")
             with partial_path.open("wb") as file:
                 np.save(file, _part(corpus, range(first, min(first + _PART, len(corpus))), look, target_weights, row))
             os.replace(partial_path, path)

@@ -5,7 +5,8 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-THREADS = 2
+CORES = sorted(os.sched_getaffinity(0))  # jaxspec takes all of them, so all do
+THREADS = len(CORES)
 Generate = Callable[[Sequence[int], int], Sequence[int]]  # (prompt, tokens to make) -> their ids, greedy, no EOS
 
 _answers = os.fdopen(os.dup(1), "w")

@@ -3,11 +3,11 @@
 import os
 import sys
 
-from line import THREADS, serve
+from line import CORES, THREADS, serve
 
 os.environ |= {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_CPU_OMP_THREADS_BIND": f"0-{THREADS - 1}",
+    "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, CORES)),
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "OMP_NUM_THREADS": str(THREADS),
 }

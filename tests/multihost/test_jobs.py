@@ -69,8 +69,10 @@ def told(params):
 
 def test_two_processes_say_what_one_says(folders):
     """And each has read its part of the weights, and of no other's."""
-    with start(2, folders[0], [ASKED], ngram(2)) as job:
+    asked = [(ids, params | {"prompt_logprobs": 1}) for ids, params in ASKED]
+    with start(2, folders[0], [asked], ngram(2)) as job:
         assert job.wait() == [0, 0], job.said
+    assert len(job.answers) == 2  # the second are the prompts' log-probabilities
     check(job.answers[0], folders[0])
     for said in job.said:
         part, whole = map(int, re.search(r"read (\d+) of (\d+) bytes", said).groups())

@@ -96,6 +96,8 @@ def test_another_recipe_does_not_go_on_with_this_run(whole):
         ({"batch_size": 3, "data_parallel": 2}, "multiple"),
         ({"method": "eagle9"}, "method"),
         ({"head": {"aux_streams": [1, 2, 3]}}, "begin with 1"),
+        ({"head": {"start": "fitt"}}, "fit, random or the folder"),
+        ({"head": {"train_head": False}, "weight_decay": 0.1}, "would shrink"),
     ],
 )
 def test_what_cannot_be_is_refused(recipe, keys, says):

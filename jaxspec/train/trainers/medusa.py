@@ -48,7 +48,6 @@ def medusa(
     def loss(params, frozen, batch: Batch):
         weights = as_specs_say(params, specs)
         hidden_BTD = batch.hidden_BTD.astype(jnp.float32)
-        teacher_BTV = jax.lax.stop_gradient(target.logits(frozen["teacher"], hidden_BTD))
         ids_V = frozen["target_ids_V"]
         B, T, D = hidden_BTD.shape
         hidden_NKD = medusa_head.blocks(weights, config, hidden_BTD.reshape(B * T, D), head.num_heads)
@@ -56,7 +55,7 @@ def medusa(
         for k in range(head.num_heads):
             own_BTD = hidden_NKD[:, k].reshape(B, T, D)
             compare = jax.checkpoint(functools.partial(_compare, target))
-            loss_BT, drafted_BT = compare(frozen["teacher"], ids_V, own_BTD, shifted(teacher_BTV, 1 + k))
+            loss_BT, drafted_BT = compare(frozen["teacher"], ids_V, own_BTD, shifted(hidden_BTD, 1 + k))
             best_BT, asked_BT = shifted(batch.best_BT, 1 + k), is_answer(batch, 2 + k)
             guesses.append(Guess(loss_BT, drafted_BT == best_BT, asked_BT, asked_BT & is_among(ids_V, best_BT)))
         return total(guesses, head.head_decay)
@@ -80,7 +79,8 @@ def medusa(
     return Trainer(init, loss, export, frozen, head.num_heads, "medusa", head.num_heads)
 
 
-def _compare(target: FrozenTarget, frozen, ids_V, own_BTD, teacher_BTV) -> tuple[jax.Array, jax.Array]:
-    """(loss_BT, drafted_BT, the token); no logits of the heads' are kept for the gradient."""
+def _compare(target: FrozenTarget, frozen, ids_V, own_BTD, hidden_BTD) -> tuple[jax.Array, jax.Array]:
+    """(loss_BT, drafted_BT, the token); nobody's logits are kept for the gradient."""
+    teacher_BTV = jax.lax.stop_gradient(target.logits(frozen, hidden_BTD))
     logits_BTV = target.logits(frozen, own_BTD)
     return soft_cross_entropy(logits_BTV, teacher_BTV), target_ids_of(ids_V, logits_BTV)
