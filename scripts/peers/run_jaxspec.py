@@ -11,9 +11,8 @@ AUTO = NGRAM | {"num_speculative_tokens": "auto"}
 
 
 def variant(dtype: str, speculative_config: dict | None):
-    engine = jaxspec.Engine(
-        sys.argv[1], dtype=dtype, max_model_len=512, max_num_seqs=1, speculative_config=speculative_config
-    )
+    sizes = {"max_model_len": 512, "max_num_seqs": 1, "enable_prefix_caching": False}  # prompts are asked again
+    engine = jaxspec.Engine(sys.argv[1], dtype=dtype, speculative_config=speculative_config, **sizes)
 
     def generate(ids, tokens):
         params = jaxspec.SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)

@@ -17,7 +17,8 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2,
 
 
 def variant(**options):
-    engine = vllm.LLM(sys.argv[1], dtype="float32", max_model_len=512, max_num_seqs=1, **options)
+    sizes = {"max_model_len": 512, "max_num_seqs": 1, "enable_prefix_caching": False}  # prompts are asked again
+    engine = vllm.LLM(sys.argv[1], dtype="float32", **sizes, **options)
 
     def generate(ids, tokens):
         params = vllm.SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
