@@ -73,7 +73,7 @@ class PageAllocator:
 
     def take(self, page: int) -> None:
         """Hold a page that nobody holds as one's own, to write on in it: its name is forgotten."""
-        del self._idle[page], self._page_of[self._name_of.pop(page)]
+        self._forget(page)
         self._holders[page] = 1
 
     def name(self, page: int, name: bytes) -> None:
@@ -115,5 +115,9 @@ class PageAllocator:
 
     def _forget_oldest(self) -> int:
         page = next(iter(self._idle))
-        del self._idle[page], self._page_of[self._name_of.pop(page)]
+        self._forget(page)
         return page
+
+    def _forget(self, page: int) -> None:
+        """What the entries of a page that nobody holds are of."""
+        del self._idle[page], self._page_of[self._name_of.pop(page)]
