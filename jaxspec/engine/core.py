@@ -44,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 PROMPT_FIELDS = {"prompt", "prompt_token_ids", "cache_salt"}
 MAX_FAILURES = 3  # of the device, one after the other without a token between them
+# A call reads all weights: as long as so many tokens take to compute, to the nearest power of two or so.
+_CALL_TOKENS_ON_CPU, _CALL_TOKENS = 16, 256
 
 Rows = list[tuple[Request, Sequence]]  # of a batch, in its order
 
@@ -304,7 +306,7 @@ class EngineCore:
             with self._on_device():
                 self._score(request, chunk, group, hidden_1TD)
         state = chunk.sequence
-        if state.num_to_prefill == 0:
+        if chunk.is_last:
             if not sequence.was_prefilled:
                 sequence.was_prefilled = True
                 num_cached = state.num_cached_tokens if state.may_hit and state.names is not None else None
@@ -643,6 +645,8 @@ def _limits(parts: EngineParts) -> Limits:
         num_pages=config.num_pages,
         block_size=config.block_size,
         max_chunk_tokens=parts.programs.shapes.chunk_tokens[-1],
+        chunk_tokens=parts.programs.shapes.chunk_tokens,
+        call_tokens=_CALL_TOKENS_ON_CPU if config.platform == "cpu" else _CALL_TOKENS,
         tokens_per_round=config.num_speculative_tokens + 1,
         max_rounds=parts.programs.shapes.max_rounds,
         lookahead=lookahead if config.enable_prefix_caching else None,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from jaxspec.cache.allocator import PageAllocator
 from jaxspec.cache.prefix import PageNames
 from jaxspec.errors import CapacityError, QueueFullError
+from jaxspec.scheduler.chunks import cut_into_chunks
 from jaxspec.scheduler.request import SequenceState
 
 
@@ -20,7 +21,8 @@ class Limits:
     """What a scheduler plans with.
 
     max_rows: sequences that run at once; num_pages of block_size tokens each; max_chunk_tokens: of prompts in a step,
-    all together. tokens_per_round: the most that a decode round adds to a sequence; max_rounds: rounds in a step at
+    all together. chunk_tokens: ascending sizes that chunks are padded to; call_tokens: how many more tokens a chunk
+    costs. tokens_per_round: the most that a decode round adds to a sequence; max_rounds: rounds in a step at
     most. lookahead: tokens behind a page that its entries depend on, None: pages are not shared. is_by_priority: lower
     priorities first, not the first to come. max_queued: sequences that may wait for more than a free row, None: any
     number. is_exact: entries made by decode rounds never stand for those of a prefill. So nothing is ever preempted, a
@@ -31,6 +33,8 @@ class Limits:
     num_pages: int
     block_size: int
     max_chunk_tokens: int
+    chunk_tokens: tuple[int, ...] = ()
+    call_tokens: int = 0
     tokens_per_round: int = 1
     max_rounds: int = 1
     lookahead: int | None = None
@@ -46,6 +50,11 @@ class PrefillChunk:
     sequence: SequenceState
     start: int
     num_tokens: int
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the prompt is in the caches after it."""
+        return self.start + self.num_tokens == len(self.sequence.token_ids) - 1
 
 
 @dataclass(frozen=True)
@@ -143,17 +152,18 @@ class Scheduler:
     def plan(self) -> Plan:
         """What to run now. The caller runs all of it, tells `commit` of every round, and `finish` of what ended."""
         preempted = self._make_room()
-        budget = self.limits.max_chunk_tokens
         admitted, chunks = [], []
+
+        def budget() -> int:
+            return self.limits.max_chunk_tokens - sum(chunk.num_tokens for chunk in chunks)
+
         for sequence in list(self._prefilling):
-            if budget <= 0:
+            if budget() <= 0:
                 break
-            chunks.append(self._next_chunk(sequence, budget))
-            budget -= chunks[-1].num_tokens
-        while budget > 0 and self._waiting and self.can_admit(self._waiting[0]):
+            chunks += self._next_chunks(sequence, budget())
+        while budget() > 0 and self._waiting and self.can_admit(self._waiting[0]):
             admitted.append(self._admit(self._waiting.pop(0)))
-            chunks.append(self._next_chunk(admitted[-1], budget))
-            budget -= chunks[-1].num_tokens
+            chunks += self._next_chunks(admitted[-1], budget())
         return Plan(tuple(preempted), tuple(admitted), tuple(chunks), self.decoding, self._settle_rounds())
 
     def can_go_ahead(self, num_launched: int) -> bool:
@@ -320,19 +330,21 @@ class Scheduler:
         self._prefilling.append(sequence)
         return sequence
 
-    def _next_chunk(self, sequence: SequenceState, budget: int) -> PrefillChunk:
+    def _next_chunks(self, sequence: SequenceState, budget: int) -> list[PrefillChunk]:
         """Part of the step's budget for a prompt in line; one that completes decodes in this very step.
 
         Every prompt has at least one chunk, so that the proposer sees it: one of 0 tokens where there is only one.
         """
         num_tokens = min(sequence.num_to_prefill, budget)
-        chunk = PrefillChunk(sequence, sequence.num_prefilled, num_tokens)
-        sequence.num_prefilled += num_tokens
+        chunks = []
+        for size in cut_into_chunks(num_tokens, self.limits.chunk_tokens or (num_tokens,), self.limits.call_tokens):
+            chunks.append(PrefillChunk(sequence, sequence.num_prefilled, size))
+            sequence.num_prefilled += size
         self._name_pages(sequence, sequence.num_prefilled)
         if sequence.num_to_prefill == 0:
             self._prefilling.remove(sequence)
             self._decoding.append(sequence)
-        return chunk
+        return chunks
 
     def _name(self, sequence: SequenceState) -> None:
         limits = self.limits
