@@ -10,6 +10,7 @@ os.environ |= {
     "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, CORES)),
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "OMP_NUM_THREADS": str(THREADS),
+    "TORCHINDUCTOR_VEC_ISA_OK": "1",  # else what the CPU can do is probed anew for every kernel: minutes
 }
 import vllm  # it reads the environment when imported
 
