@@ -3,7 +3,6 @@
 from functools import cache
 
 
-@cache
 def cut_into_chunks(num_tokens: int, sizes: tuple[int, ...], call_tokens: int) -> tuple[int, ...]:
     """Tokens of each call, so that the calls cost the least: one runs as many tokens as its size, padded, and takes as
     long as `call_tokens` more.
@@ -11,16 +10,23 @@ def cut_into_chunks(num_tokens: int, sizes: tuple[int, ...], call_tokens: int) -
     >>> cut_into_chunks(70, (16, 64, 256), 16), cut_into_chunks(250, (16, 64, 256), 16)
     ((64, 6), (250,))
     """
+    first, calls = _first_calls(sizes, call_tokens), []
+    while num_tokens > first[num_tokens]:
+        calls.append(first[num_tokens])
+        num_tokens -= calls[-1]
+    return (*calls, num_tokens)
 
-    def cuts():
-        for size in reversed(sizes):  # of those that cost the same, the first is taken
-            if size >= num_tokens:
-                yield (num_tokens,)
-            else:
-                yield (size, *cut_into_chunks(num_tokens - size, sizes, call_tokens))
 
-    def cost(calls: tuple[int, ...]) -> tuple[int, int]:
-        run = sum(next(size for size in sizes if size >= call) for call in calls)
-        return run + call_tokens * len(calls), len(calls)
-
-    return min(cuts(), key=cost)
+@cache
+def _first_calls(sizes: tuple[int, ...], call_tokens: int) -> tuple[int, ...]:
+    """The size of the first call for 0, 1, … tokens, up to the largest size."""
+    first, costs = [], []  # a cost is (tokens, calls)
+    for num_tokens in range(sizes[-1] + 1):
+        options = []
+        for size in reversed(sizes):  # of those that cost the same, the largest comes first
+            rest, calls = costs[num_tokens - size] if size < num_tokens else (0, 0)
+            options.append(((rest + size + call_tokens, calls + 1), size))
+        cost, size = min(options, key=lambda option: option[0])
+        first.append(size)
+        costs.append(cost)
+    return tuple(first)

@@ -48,3 +48,11 @@ def test_a_prompt_is_cut_within_a_step():
         ("b", 32, 11, False),
     ]
     assert [(one.start, one.num_tokens, one.is_last) for one in scheduler.plan().chunks] == [(43, 16, True)]
+
+
+def test_a_step_of_many_tokens_is_cut_too():
+    """However many sizes of the smallest it holds."""
+    sizes = (16, 64, 256, 1024, 4096, 16384, 32768)
+    for num_tokens in (32768, 32767, 20000, 7201):
+        assert sum(cut_into_chunks(num_tokens, sizes, 256)) == num_tokens
+    assert cut_into_chunks(32767, sizes, 256) == (32767,)
