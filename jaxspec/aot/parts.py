@@ -215,7 +215,7 @@ def _draft_model(
         max_model_len=drafting.max_model_len,
         sample_method=drafting.draft_sample_method,
         pool_shape=pool_shape(draft, resolved.num_pages, resolved.block_size, num_heads=cache_heads),
-        pool_dtype=resolved.kv_cache_dtype,
+        pool_dtype=resolved.page_dtype,
         mask_token_id=described.mask_token_id if drafter_of(drafting.method) == "pard" else None,
     )
 

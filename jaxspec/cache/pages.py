@@ -28,7 +28,8 @@ def pool_shape(
 
 
 def new_pool(shape: tuple[int, int, int, int], dtype: Any) -> Pool:
-    """A pool of zeros. dtype: "int8" for integers with a scale a slot and head, else a float's."""
+    """A pool of zeros. dtype: "int8" for integers with a scale a slot and head, "uint16" for bfloat16s kept as their
+    bits, else a float's."""
     if dtype == "int8":
         return Int8Pool(values_PGSH=jnp.zeros(shape, jnp.int8), scale_PGS=jnp.zeros(shape[:3], jnp.float32))
     return jnp.zeros(shape, dtype)

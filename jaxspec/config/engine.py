@@ -56,7 +56,7 @@ class EngineConfig(StrictConfig):
         None, ge=2, description="longest prompt and answer together, in tokens; the model's limit, if it fits in memory"
     )
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "int8"] = Field(
-        "auto", description="pages, drafters' too; auto: float32 on CPU, dtype elsewhere; int8: a scale a slot and head"
+        "auto", description="pages, drafters' too; auto: as dtype; int8: a scale a slot and head"
     )
     max_num_seqs: int | None = Field(
         None, ge=1, description="rows that a group (data_parallel_size) decodes together; 8 on CPU, 64 elsewhere"

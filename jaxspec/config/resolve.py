@@ -119,6 +119,12 @@ class ResolvedConfig(BaseModel):
         return -(-self.max_model_len // self.block_size)
 
     @property
+    def page_dtype(self) -> str:
+        """What arrays of pages have. XLA's CPU backend would convert a whole bfloat16 cache to write into it: there
+        integers hold the same bits."""
+        return "uint16" if self.platform == "cpu" and self.kv_cache_dtype == "bfloat16" else self.kv_cache_dtype
+
+    @property
     def num_speculative_tokens(self) -> int:
         """Drafts a row in a round; 0 without speculation."""
         return self.speculative_config.num_speculative_tokens if self.speculative_config else 0
@@ -133,7 +139,7 @@ def resolve(config: EngineConfig, hardware: HardwareFacts, models: ModelFacts) -
     dtype: Dtype = config.dtype if config.dtype != "auto" else _dtype(models.target)
     max_num_seqs = config.max_num_seqs or _chose("max_num_seqs", 8 if on_cpu else 64, hardware.platform)
     block_size = config.block_size or _chose("block_size", 64 if on_cpu else 16, hardware.platform)
-    kv_cache_dtype = _kv_cache_dtype(config, hardware.platform, dtype)
+    kv_cache_dtype: PageDtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     implementation = (
         _chose("implementation", _implementation(hardware.platform), hardware.platform)
         if config.implementation == "auto"
@@ -207,19 +213,6 @@ def _draft_devices(config: EngineConfig, models: ModelFacts) -> int:
         return 1
     drafter = drafter_of(_method(given, models))
     return settle_draft_tensor_parallel(given.draft_tensor_parallel_size, config.tensor_parallel_size, drafter)
-
-
-def _kv_cache_dtype(config: EngineConfig, platform: str, dtype: Dtype) -> PageDtype:
-    on_cpu = platform == "cpu"
-    if config.kv_cache_dtype == "auto":
-        return _chose("kv_cache_dtype", "float32", "CPU") if on_cpu else dtype
-    if on_cpu and config.kv_cache_dtype == "bfloat16":
-        # docs/log.md has what it costs.
-        raise ConfigError(
-            "kv_cache_dtype 'bfloat16' is refused on CPU: XLA has no bfloat16 scatter there and would convert the "
-            "whole cache in every layer; leave it at 'auto' or take 'int8'"
-        )
-    return config.kv_cache_dtype
 
 
 def _token_bytes(models: ModelFacts, dtype: PageDtype, devices: tuple[int, int] = (1, 1)) -> int:

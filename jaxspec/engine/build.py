@@ -412,7 +412,7 @@ def _proposer(
         max_model_len=speculative.max_model_len,
         sample_method=speculative.draft_sample_method,
         pool_shape=pool_shape(draft, resolved.num_pages, resolved.block_size, num_heads=cache_heads),
-        pool_dtype=resolved.kv_cache_dtype,
+        pool_dtype=resolved.page_dtype,
         has_own_vocabulary=has_own_vocabulary,
         mask_token_id=mask_token_id,
     ), None

@@ -86,7 +86,7 @@ def head_proposer(
     pool = {
         "hidden_size": target.hidden_size,
         "pool_shape": pool_shape(config.model, resolved.num_pages, resolved.block_size, num_heads=cache_heads),
-        "pool_dtype": resolved.kv_cache_dtype,
+        "pool_dtype": resolved.page_dtype,
     }
     if isinstance(config, DflashConfig):
         return dflash(config, **vocabulary, **common, **pool)

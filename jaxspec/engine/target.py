@@ -49,7 +49,7 @@ def empty_state(
         max_rows=resolved.max_num_seqs,
         max_model_len=resolved.max_model_len,
         vocab_size=target.config.vocab_size,
-        pool=new_pool(shape, resolved.kv_cache_dtype),
+        pool=new_pool(shape, resolved.page_dtype),
         proposer_state=proposer.init(resolved.max_num_seqs + 1),
         processors=target.processors,
     )

@@ -246,7 +246,7 @@ def try_suspects(
         texts,
         streams,
         block_size=config.block_size,
-        dtype=config.kv_cache_dtype,
+        dtype=config.page_dtype,
     )
     made: dict[Drafter, Proposer] = {}  # where only weights differ, nothing is compiled again
 
@@ -293,7 +293,7 @@ def _proposer(parts: EngineParts, config: Drafter, mask_token_id: int | None) ->
         max_model_len=greedy.max_model_len,
         sample_method="greedy",
         pool_shape=pool_shape(config, resolved.num_pages, resolved.block_size),
-        pool_dtype=resolved.kv_cache_dtype,
+        pool_dtype=resolved.page_dtype,
         has_own_vocabulary="vocabulary" in parts.weights,
         mask_token_id=mask_token_id,
     )

@@ -36,7 +36,7 @@ class Teacher:
         self._width = config.num_speculative_tokens + 1 if one_by_one and config.exact else self._stride
         pages_a_row = -(-max_len // config.block_size)
         shape = pool_shape(parts.target.config, self._rows * pages_a_row, config.block_size)
-        self._pool = new_pool(shape, config.kv_cache_dtype)
+        self._pool = new_pool(shape, config.page_dtype)
         self._pages_BM = np.arange(self._rows * pages_a_row, dtype=np.int32).reshape(self._rows, pages_a_row)
         self._target = parts.target
 

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxspec.cache.pages import PADDING_SLOT_ID, slots_of
+from jaxspec.cache.pages import PADDING_SLOT_ID, new_pool, slots_of
 from jaxspec.pallas_kernels.kv_write import kv_write
 
 
@@ -37,3 +37,13 @@ def test_writes(num_tokens):
                 wanted[slot // 3, :, slot % 3] = entry
         found = kv_write(jnp.asarray(pool), jnp.asarray(entries), jnp.asarray(slots, jnp.int32))
         np.testing.assert_array_equal(found, wanted)
+
+
+def test_bits_of_bfloat16():
+    entries = np.random.default_rng(0).standard_normal((3, 2, 4)).astype(np.float32)
+    entries[1, 0, 0] = np.nan
+    found = kv_write(new_pool((2, 2, 2, 4), "uint16"), jnp.asarray(entries), jnp.array([3, -1, 0], jnp.int32))
+    wanted = np.zeros((2, 2, 2, 4), np.float32)
+    wanted[1, :, 1], wanted[0, :, 0] = entries[0], entries[2]
+    assert found.dtype == jnp.uint16
+    np.testing.assert_array_equal(np.asarray(found).view(jnp.bfloat16), wanted.astype(jnp.bfloat16))

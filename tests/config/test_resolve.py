@@ -24,8 +24,8 @@ SMOL = ModelConfig(
     sliding_window_layers=(None,) * 30, dtype="bfloat16",
 )  # fmt: skip
 MODELS = ModelFacts(SMOL, 135_000_000)
-# keys and values of 64 tokens over 30 layers of 3 heads of 64, in float32 as on CPU
-PAGE_BYTES = 64 * 30 * 2 * 3 * 64 * 4
+# keys and values of 64 tokens over 30 layers of 3 heads of 64, in bfloat16
+PAGE_BYTES = 64 * 30 * 2 * 3 * 64 * 2
 ROUND_BYTES = 8 * 49152 * 4  # float32 logits of one position of every row, 8 rows as on CPU
 
 
@@ -33,7 +33,7 @@ def test_everything_open_is_settled_on_cpu():
     resolved = resolve(EngineConfig(model="smol"), CPU, MODELS)
     assert resolved.dtype == "bfloat16"
     assert (resolved.max_model_len, resolved.max_num_seqs, resolved.max_num_batched_tokens) == (2048, 8, 256)
-    assert (resolved.block_size, resolved.kv_cache_dtype) == (64, "float32")
+    assert (resolved.block_size, resolved.kv_cache_dtype, resolved.page_dtype) == (64, "bfloat16", "uint16")
     assert (resolved.num_pages, resolved.pages_per_row) == (8 * 32, 32)
     assert (resolved.rounds_per_batch, resolved.implementation, resolved.async_scheduling) == (1, "reference", False)
     assert (resolved.tokenizer, resolved.served_model_name) == ("smol", "smol")
@@ -45,6 +45,7 @@ def test_accelerators_differ():
     resolved = resolve(EngineConfig(model="smol"), TPU, MODELS)
     assert (resolved.max_num_seqs, resolved.rounds_per_batch, resolved.implementation) == (64, 8, "pallas")
     assert (resolved.block_size, resolved.kv_cache_dtype, resolved.async_scheduling) == (16, "bfloat16", True)
+    assert resolved.page_dtype == "bfloat16"
     gpu = HardwareFacts("gpu", 16 * GIB, "abc123", "/home/me/.cache")
     assert resolve(EngineConfig(model="smol"), gpu, MODELS).implementation == "pallas"
 
@@ -68,7 +69,7 @@ def test_resolve_is_pure_and_logs_each_choice(caplog):
     logged = {record.getMessage().partition(":")[0] for record in caplog.records}
     assert logged == {
         "dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "num_pages", "rounds_per_batch",
-        "implementation", "compilation_cache_dir", "block_size", "kv_cache_dtype", "async_scheduling",
+        "implementation", "compilation_cache_dir", "block_size", "async_scheduling",
     }  # fmt: skip
 
 
@@ -131,11 +132,10 @@ def test_an_int8_cache_counts_a_scale_a_slot_and_head():
 
 
 def test_the_caches_dtype_is_the_users():
-    for dtype in ("float32", "bfloat16", "int8"):
-        assert resolve(EngineConfig(model="smol", kv_cache_dtype=dtype), TPU, MODELS).kv_cache_dtype == dtype
-    assert resolve(EngineConfig(model="smol", kv_cache_dtype="float32"), CPU, MODELS).kv_cache_dtype == "float32"
-    with pytest.raises(ConfigError, match="'bfloat16' is refused on CPU"):
-        resolve(EngineConfig(model="smol", kv_cache_dtype="bfloat16"), CPU, MODELS)
+    for hardware in (TPU, CPU):
+        for dtype in ("float32", "bfloat16", "int8"):
+            assert resolve(EngineConfig(model="smol", kv_cache_dtype=dtype), hardware, MODELS).kv_cache_dtype == dtype
+        assert resolve(EngineConfig(model="smol", dtype="float32"), hardware, MODELS).kv_cache_dtype == "float32"
     with pytest.raises(ConfigError, match="kv_cache_dtype': Input should be 'auto', 'float32', 'bfloat16' or 'int8'"):
         EngineConfig(model="smol", kv_cache_dtype="fp8_e4m3")
 
@@ -175,7 +175,6 @@ def test_pages_are_a_groups():
             max_num_seqs=8,
             block_size=64,
             implementation="reference",
-            kv_cache_dtype="float32",
         )
         assert resolve(config, facts, MODELS).num_pages == 200
         assert resolve(config, dataclasses.replace(facts, memory_bytes=memory_bytes - 1), MODELS).num_pages == 199
@@ -342,7 +341,7 @@ def test_this_machine_can_be_read(monkeypatch, tmp_path):
 def test_a_host_is_planned_with_more_modestly_than_an_accelerator():
     config = EngineConfig(model="smol", block_size=64, dtype="float32", max_num_seqs=8)
     for platform, share, copies in (("cpu", 0.4, 3), ("tpu", 0.9, 1)):
-        plan_bytes = 135_000_000 * 4 + copies * ROUND_BYTES + 100 * PAGE_BYTES
+        plan_bytes = 135_000_000 * 4 + copies * ROUND_BYTES + 100 * 2 * PAGE_BYTES
         facts = HardwareFacts(platform, round(plan_bytes / share) + 4, "abc123", None)
         resolved = resolve(config, facts, MODELS)
         assert (resolved.num_pages, resolved.kv_cache_dtype) == (100, "float32")

@@ -11,6 +11,14 @@ LENGTHS = (1, 6, 21, 13)  # of the rows' contexts; the last has no page of its o
 SLOTS, HEAD_SIZE, NUM_PAGES = 4, 8, 40
 
 
+def kept(pool, cache):
+    """(as the pool is handed in, what it means): bfloat16s are kept as their bits, NaN included."""
+    if cache == "float32":
+        return jnp.asarray(pool), pool
+    rounded = pool.astype(jnp.bfloat16)
+    return jnp.asarray(rounded.view(np.uint16)), rounded.astype(np.float32)
+
+
 def naive(q_BTQH, pool, pages_BM, positions_BT, *, scale, window, softcap, value_size):
     """Each query by itself in float64; queries at position -1 give zeros."""
     heads = pool.shape[1]
@@ -34,13 +42,14 @@ def naive(q_BTQH, pool, pages_BM, positions_BT, *, scale, window, softcap, value
     return out
 
 
+@pytest.mark.parametrize("cache", ["float32", "bits"])
 @pytest.mark.parametrize("implementation", ["auto", "reference"])
 @pytest.mark.parametrize(
     "options",
     [{}, {"window": 5}, {"softcap": 2.0}, {"value_size": 6}],
     ids=["full", "window", "softcap", "latent"],
 )
-def test_rows_of_unlike_length_see_their_own_pages_alone(implementation, options):
+def test_rows_of_unlike_length_see_their_own_pages_alone(implementation, options, cache):
     options = {"scale": 0.3, "window": None, "softcap": None, "value_size": None} | options
     rng = np.random.default_rng(0)
     T, num_heads = 3, 4
@@ -56,14 +65,37 @@ def test_rows_of_unlike_length_see_their_own_pages_alone(implementation, options
         positions[row, :fed] = np.arange(length - fed, length)
         pool[pages[row, count - 1], :, (length - 1) % SLOTS + 1 :] = np.nan  # slots not written yet
     pool[free] = np.nan
+    handed, pool = kept(pool, cache)
 
     run = jax.jit(lambda *arrays: paged_attention(*arrays, implementation=implementation, **options))
-    got = np.asarray(run(jnp.asarray(q), jnp.asarray(pool), jnp.asarray(pages), jnp.asarray(positions)))
+    got = np.asarray(run(jnp.asarray(q), handed, jnp.asarray(pages), jnp.asarray(positions)))
     expected = naive(q, pool, pages, positions, **options)
     is_fed = positions >= 0
     np.testing.assert_allclose(got[is_fed], expected[is_fed], rtol=2e-5, atol=2e-5)
     assert np.isfinite(got).all()
 
-    alone = np.asarray(run(*(jnp.asarray(x) for x in (q[2:3], pool, pages[2:3], positions[2:3]))))
+    alone = np.asarray(run(*(jnp.asarray(x) for x in (q[2:3], handed, pages[2:3], positions[2:3]))))
     if implementation == "auto":
         np.testing.assert_array_equal(alone[0], got[2])
+
+
+@pytest.mark.parametrize("implementation", ["auto", "reference"])
+@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize("num_tokens", [128, 100, 3])  # of 128: the last pieces may be short, or empty
+def test_a_prompt_of_several_pieces(implementation, window, num_tokens):
+    rng = np.random.default_rng(num_tokens)
+    B, T, before = 2, 128, np.array([0, 37])
+    pool = rng.normal(size=(90, 4, SLOTS, HEAD_SIZE)).astype(np.float32)
+    q = rng.normal(size=(B, T, 4, HEAD_SIZE)).astype(np.float32)
+    pages = rng.permutation(90)[: 2 * 42].reshape(B, 42).astype(np.int32)
+    at = np.arange(T)[None] + before[:, None]
+    positions = np.where(np.arange(T)[None] < num_tokens, at, -1).astype(np.int32)
+    options = {"scale": 0.3, "window": window, "softcap": None, "value_size": None}
+    got = paged_attention(
+        *(jnp.asarray(x) for x in (q, pool, pages, positions)), implementation=implementation, **options
+    )
+    fed = positions >= 0
+    np.testing.assert_allclose(
+        np.asarray(got)[fed], naive(q, pool, pages, positions, **options)[fed], rtol=2e-5, atol=2e-5
+    )
+    assert np.isfinite(got).all()

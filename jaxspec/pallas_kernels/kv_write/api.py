@@ -1,5 +1,6 @@
 """Device. Writes the keys and values of new tokens into their slots of a page pool, in place under donation."""
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Int8, Num
 
@@ -14,12 +15,14 @@ def kv_write(
     Args:
         pool_PGSH: the page pool; keys are heads [0, G), values heads [G, 2G), or one head is a latent. Without the
             last axis: a number a slot and head, such as the scales of integers.
-        kv_NGH: the new entries, cast to the pool's dtype.
+        kv_NGH: the new entries, cast to the pool's dtype; where that is uint16, they become the bits of bfloat16s.
         slots_N: i32, page * S + offset within the page, or negative to drop the entry.
 
     Returns:
         The pool, the same shape and dtype.
     """
+    if pool_PGSH.dtype == jnp.uint16:
+        kv_NGH = jax.lax.bitcast_convert_type(kv_NGH.astype(jnp.bfloat16), jnp.uint16)
     num_pages, num_heads, page_size = pool_PGSH.shape[:3]
     if num_heads * slots_N.shape[0] == 1:
         kv_NGH = jnp.pad(kv_NGH, ((0, 1), *[(0, 0)] * (kv_NGH.ndim - 1)))

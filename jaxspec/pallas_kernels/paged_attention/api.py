@@ -28,7 +28,8 @@ def paged_attention(
         q_BTQH: queries, rotary embedding applied.
         pool_PGSH: the page pool holding keys (heads [0, G)) and values (heads [G, 2G)) of every row, the queries'
             own tokens included; or, where value_size is given, G heads that are both. Query head q reads key head
-            q // (Q / G). Products are in the pool's dtype with float32 sums, or in float32 where scale_PGS is given.
+            q // (Q / G). Products are in the pool's dtype with float32 sums; in float32 where the pool holds integers,
+            which are multiplied by scale_PGS, or uint16, the bits of bfloat16s.
         pages_BM: i32, page ids of each row in order of position; negative where the row has no page.
         positions_BT: i32, absolute position of each query, -1 for padding (its output is finite and meaningless).
         scale: multiplies the scores.

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxspec import shards
 
 _BLOCK_TOKENS = 64  # at least; measured on CPU: 64 and 128 are alike, 256 and the whole row slower (docs/log.md)
+_QUERIES = 64  # of a prompt, in a piece; measured on CPU: a quarter off the attention of 256
 _MASKED = -1e30  # finite, so that a row with no visible key gives zeros and not NaN
 
 
@@ -14,7 +15,8 @@ def paged_attention_reference(
 ):
     """On CPU a row after the other, each as far as it goes: a batch costs what its rows hold, not its longest row times
     their number, and XLA's CPU backend is up to twice as slow at a product batched over rows and heads (docs/log.md).
-    Elsewhere, or if told so, all rows at once. Either way a row is computed alike whatever stands beside it.
+    A prompt's queries go in pieces, none of which looks past its own last. Elsewhere, or if told so, all rows at once.
+    Either way a row is computed alike whatever stands beside it.
 
     U is the size of a value.
     """
@@ -23,10 +25,14 @@ def paged_attention_reference(
     def row(q_TQH, pages_M, positions_T):
         return _row(q_TQH * scale, pool_PGSH, scale_PGS, pages_M, positions_T, window, softcap, value_size)
 
-    def in_turn(*rows):
-        if q_BTQH.shape[0] == 1:  # a loop around one row costs a tenth of it
-            return row(*(x[0] for x in rows))[None]
-        return jax.lax.map(lambda of_row: row(*of_row), rows)
+    def in_turn(q_BTQH, pages_BM, positions_BT):
+        B, T = positions_BT.shape
+        N = B * T // _QUERIES if T % _QUERIES == 0 else B
+        if N == 1:  # a loop around one row costs a tenth of it
+            return row(q_BTQH[0], pages_BM[0], positions_BT[0])[None]
+        pieces = q_BTQH.reshape(N, -1, *q_BTQH.shape[2:]), jnp.repeat(pages_BM, N // B, 0), positions_BT.reshape(N, -1)
+        out = jax.lax.map(lambda piece: row(*piece), pieces)
+        return out.reshape(B, T, *out.shape[2:])
 
     rows, all_rows = (q_BTQH, pages_BM, positions_BT), jax.vmap(row)
     return all_rows(*rows) if at_once else jax.lax.platform_dependent(*rows, cpu=in_turn, default=all_rows)
@@ -43,7 +49,8 @@ def _row(q_TQH, pool_PGSH, scale_PGS, pages_M, positions_T, window, softcap, val
     pages_M = jnp.pad(pages_M, (0, M - pages_M.shape[0]))
 
     R = (Q // G) * T  # the queries that share a key head
-    dtype = pool_PGSH.dtype if scale_PGS is None else jnp.float32
+    # A pool of bits is CPU's, whose float32 products of so few rows are quicker than bfloat16's (docs/log.md).
+    dtype = jnp.float32 if jnp.issubdtype(pool_PGSH.dtype, jnp.integer) else pool_PGSH.dtype
     q_GRH = q_TQH.reshape(T, G, Q // G, H).transpose(1, 2, 0, 3).reshape(G, R, H).astype(dtype)
     position_R = jnp.broadcast_to(positions_T[None, :], (Q // G, T)).reshape(R)
     last = jnp.max(positions_T)
@@ -51,7 +58,10 @@ def _row(q_TQH, pool_PGSH, scale_PGS, pages_M, positions_T, window, softcap, val
     def block(i, carry):
         max_GR, sum_GR, out_GRU = carry
         ids = jax.lax.dynamic_slice_in_dim(pages_M, i * pages_per_block, pages_per_block)
-        kv = _joined(pool_PGSH, ids).astype(dtype)
+        kv = _joined(pool_PGSH, ids)
+        if kv.dtype == jnp.uint16:
+            kv = jax.lax.bitcast_convert_type(kv, jnp.bfloat16)
+        kv = kv.astype(dtype)
         if scale_PGS is not None:
             # A scale is constant along the features of its slot: it multiplies products, not the entries.
             entry_scale = _joined(scale_PGS, ids)[:, None]

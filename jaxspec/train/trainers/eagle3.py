@@ -161,7 +161,9 @@ def _read(folder: Path, config: EagleConfig, specs: Any, target: FrozenTarget, t
     Raises: ConfigError where it is another kind of head, WeightsError where its files are unsound.
     """
     with open_checkpoint(target.path) as checkpoint, open_head("eagle3", folder, checkpoint) as opened:
-        if differing := [key for key, value in config if value != getattr(opened.config, key)]:
+        model = opened.config.model.model_copy(update={"dtype": config.model.dtype})  # weights are kept in float32 here
+        kept = opened.config.model_copy(update={"model": model})
+        if differing := [key for key, value in config if value != getattr(kept, key)]:
             raise ConfigError(f"{folder} differs from this head in {', '.join(differing)}; give it the same keys")
         found = load_head(opened, target.config, target_weights, jnp.float32)
     return jax.tree.map(jnp.array, {key: found[key] for key in specs})
