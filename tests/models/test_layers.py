@@ -27,6 +27,21 @@ def test_linear(num_rows, dtype, with_bias):
     np.testing.assert_allclose(found, wanted, atol=3e-5)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("num_rows", [2, 5])
+def test_gradients_are_products_in_the_weights_dtype(dtype, num_rows):
+    rng = np.random.default_rng(num_rows)
+    x = rng.standard_normal((num_rows, 6)).astype(dtype)
+    weight, gradient = rng.standard_normal((4, 6)).astype(dtype), rng.standard_normal((num_rows, 4)).astype(np.float32)
+    out, back = jax.vjp(linear, jnp.asarray(x), jnp.asarray(weight))
+    to_x, to_weight = back(jnp.asarray(gradient))
+    assert (out.dtype, to_x.dtype, to_weight.dtype) == (np.float32, dtype, dtype)
+    rounded = gradient.astype(dtype).astype(np.float64)
+    tolerance = {"rtol": 1e-2, "atol": 1e-2} if dtype != np.float32 else {"rtol": 1e-5, "atol": 1e-5}
+    np.testing.assert_allclose(np.asarray(to_x, np.float64), rounded @ weight.astype(np.float64), **tolerance)
+    np.testing.assert_allclose(np.asarray(to_weight, np.float64), rounded.T @ x.astype(np.float64), **tolerance)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("num_rows", "size"), [(1, 33), (3, 33), (1, 210), (9, 384), (144, 384), (3, 2 * 193)])
 def test_linear_with_an_int8_weight(num_rows, size, dtype):
