@@ -161,6 +161,7 @@ def _read(folder: Path, config: EagleConfig, specs: Any, target: FrozenTarget, t
     Raises: ConfigError where it is another kind of head, WeightsError where its files are unsound.
     """
     with open_checkpoint(target.path) as checkpoint, open_head("eagle3", folder, checkpoint) as opened:
+        assert isinstance(opened.config, EagleConfig), "a head of this method"
         model = opened.config.model.model_copy(update={"dtype": config.model.dtype})  # weights are kept in float32 here
         kept = opened.config.model_copy(update={"model": model})
         if differing := [key for key, value in config if value != getattr(kept, key)]:
